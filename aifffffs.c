@@ -1385,6 +1385,7 @@ struct stream {
 	/* how FLAC frames are numbered; see stream_learn */
 	bool variable_bit;  /* the blocking strategy bit of each header */
 	uint32_t fixed;     /* block size by which frame numbers count; 0: headers count samples */
+	bool any_form;      /* while counting: frames of other channels or depth count, too */
 	bool little;        /* the AIFF wants the sound little-endian */
 };
 
@@ -1892,8 +1893,9 @@ static bool frame_parse(const struct stream *s, const uint8_t *p, size_t n, stru
 	rate = p[2] & 15;
 	channels = p[3] >> 4;
 	depth = depths[p[3] >> 1 & 7];
-	if (block == 0 || rate == 15 || channels > 10 || depth == 255 || (channels > 7 ? 2 : channels + 1) != s->channels ||
-	    (depth && depth != s->bits))
+	if (block == 0 || rate == 15 || channels > 10 || depth == 255)
+		return false;
+	if (!s->any_form && ((channels > 7 ? 2 : channels + 1) != s->channels || (depth && depth != s->bits)))
 		return false;
 	len = coded_number(p + 4, n - 4, &number);
 	extra = (block == 6 ? 1u : block == 7 ? 2u : 0u) + (rate == 12 ? 1u : rate >= 13 ? 2u : 0u);
@@ -2049,6 +2051,7 @@ static int stream_count(const struct stream *known, struct search *q, uint64_t *
 	int rc;
 	*samples = 0;
 	s.samples = UNKNOWN;
+	s.any_form = true;
 	while ((rc = frame_search(&s, q, at, s.end, 0, UINT64_MAX, &f)) == 1) {
 		n = min_u64(n + 1, 8);
 		memmove(tail + 1, tail, (n - 1) * sizeof *tail);
