@@ -109,11 +109,14 @@ cleanup() {
 trap cleanup EXIT
 trap 'exit 130' INT TERM
 
+stats_lines() { grep -c 'stats threads=' "$log"; }
+more_stats() { [ "$(stats_lines)" -gt "$1" ]; }
+
 stats() { # stats FIELD: of the running daemon
   local before
-  before=$(grep -c 'stats threads=' "$log")
+  before=$(stats_lines)
   kill -USR1 "$daemon"
-  until_true 10 [ "$(grep -c 'stats threads=' "$log")" -gt "$before" ]
+  until_true 10 more_stats "$before"
   grep 'stats threads=' "$log" | tail -n 1 | tr ' ' '\n' | sed -n "s/^$1=//p"
 }
 
