@@ -3587,24 +3587,34 @@ static enum kind name_source(const struct names *names, const char *shown, char 
 	return KIND_NONE;
 }
 
-/* A symlink called x.flac counts as FLAC if what it names is called so. */
-static bool flac_link(int dir, const char *name)
+/* A symlink called x.flac counts as FLAC if what it names is called so, and is no directory. */
+static bool flac_link(const struct fs *fs, int dir, const char *name, const char *path)
 {
 	char target[PATH_MAX];
+	struct stat st;
+	bool directory = false;
+	int fd;
 	ssize_t n = readlinkat(dir, name, target, sizeof target - 1);
 	if (n < 0)
 		return false;
 	target[n] = 0;
-	return flac_name(target);
+	if (!flac_name(target))
+		return false;
+	fd = open_followed(fs, path, O_PATH | O_CLOEXEC);
+	if (fd >= 0) {
+		directory = fstat(fd, &st) == 0 && S_ISDIR(st.st_mode);
+		close(fd);
+	}
+	return !directory;
 }
 
-/* What a directory entry with these attributes is. */
-static enum kind kind_of(const struct stat *st, int dir, const char *name)
+/* What a directory entry with these attributes is; `path` is that of `name` below the source. */
+static enum kind kind_of(const struct fs *fs, const struct stat *st, int dir, const char *name, const char *path)
 {
 	if (!flac_name(name))
 		return KIND_OTHER;
 	if (S_ISLNK(st->st_mode))
-		return flac_link(dir, name) ? KIND_FLAC : KIND_OTHER;
+		return flac_link(fs, dir, name, path) ? KIND_FLAC : KIND_OTHER;
 	return S_ISREG(st->st_mode) ? KIND_FLAC : KIND_OTHER;
 }
 
@@ -3632,7 +3642,7 @@ static enum kind kind_in_dir(void *arg, const char *name)
 	char path[PATH_MAX];
 	struct stat st;
 	path_join(path, d->path, name);
-	return source_stat(d->fs, d->fd, name, path, &st) < 0 ? KIND_NONE : kind_of(&st, d->fd, name);
+	return source_stat(d->fs, d->fd, name, path, &st) < 0 ? KIND_NONE : kind_of(d->fs, &st, d->fd, name, path);
 }
 
 /* The listing's way: all entries in memory, as they came, and an index by name. */
@@ -3699,7 +3709,7 @@ static int listing_read(const struct fs *fs, struct listing *l, DIR *dir)
 			if (e->d_type == DT_UNKNOWN || e->d_type == DT_LNK) {
 				if (source_stat(fs, dirfd(dir), e->d_name, path, &st) < 0)
 					continue;
-				kind = kind_of(&st, dirfd(dir), e->d_name);
+				kind = kind_of(fs, &st, dirfd(dir), e->d_name, path);
 			}
 		}
 		rc = grow((void **)&l->entries, l->n, sizeof *l->entries);
@@ -4622,16 +4632,16 @@ static struct fuse *mount_fs(struct fs *fs, struct fuse_args *args)
 	return fuse;
 }
 
-/* The signals that main waits for. One that is ignored, as nohup does, stays so. */
+/* The signals that main waits for. SIGHUP is not one of them under nohup. */
 static void wait_set(sigset_t *set)
 {
-	static const int leave[] = { SIGINT, SIGTERM, SIGHUP };
-	struct sigaction old;
+	struct sigaction hup;
 	sigemptyset(set);
 	sigaddset(set, SIGUSR1);
-	for (size_t i = 0; i < sizeof leave / sizeof *leave; i++)
-		if (sigaction(leave[i], NULL, &old) == 0 && (old.sa_handler != SIG_IGN || leave[i] == SIGTERM))
-			sigaddset(set, leave[i]);
+	sigaddset(set, SIGINT);
+	sigaddset(set, SIGTERM);
+	if (sigaction(SIGHUP, NULL, &hup) == 0 && hup.sa_handler != SIG_IGN)
+		sigaddset(set, SIGHUP);
 }
 
 /* Serves until a signal or the unmount, and leaves nothing behind. Returns the exit status. */

@@ -43,13 +43,13 @@ skip() { skipped=$((skipped + 1)); echo "skip - $1: $2"; }
 check() {
   local sentence=$1
   shift
-  if "$@" >"$out" 2>&1; then ok "$sentence"; else
-    echo "status $? of: $*" >>"$out"
-    not_ok "$sentence" "$out" "$log"
+  if "$@" >"$work/check" 2>&1; then ok "$sentence"; else
+    echo "status $? of: $*" >>"$work/check"
+    not_ok "$sentence" "$work/check" "$out" "$log"
   fi
 }
 
-# refuse SENTENCE COMMAND ...: the command fails
+# refuse SENTENCE COMMAND ...: the command fails; what it says is in $out
 refuse() {
   local sentence=$1
   shift
