@@ -107,7 +107,6 @@
 #endif
 #define MAX_WORKERS 1024
 #define MAX_BLOCKS 16384 /* metadata blocks in a file; a sound one has about five */
-#define MAX_PICTURES 1024
 #define STOP_MS 500 /* how long leaving waits for workers that sit in a slow source */
 
 #define NS_PER_S INT64_C(1000000000)
@@ -300,8 +299,8 @@ static void aiff_pack(uint8_t *p, const int32_t *const *channel, size_t from, si
 
 /* ---- ID3 TAG ---------------------------------------------------------------------------------- */
 
-/* To take: this section and, from AIFF, the get_ and put_ functions. Needs errno, stdlib, string,
- * strings.h.
+/* To take: this section, min_u64 and max_u64, and, from AIFF, the get_ and put_ functions. Needs
+ * errno, stdbool, stdint, stdio, stdlib, string and strings.h.
  *
  * An ID3v2.3.0 tag (id3.org, "ID3 tag version 2.3.0") out of a FLAC VORBIS_COMMENT block and
  * pictures. The tag is produced in order through an id3_out, which keeps the bytes of one window
@@ -313,6 +312,7 @@ static void aiff_pack(uint8_t *p, const int32_t *const *channel, size_t from, si
 
 #define ID3_MAX ((1u << 28) - 1)    /* bytes after the ten of the header: four times seven bits */
 #define ID3_MAX_COMMENTS 32768      /* more are left out */
+#define ID3_MAX_PICTURES 1024
 #define ID3_PADDING 10              /* at least; one more where the length would be odd */
 
 struct id3_out {
@@ -337,13 +337,14 @@ struct id3_picture {
 	const char *base64; /* or: the data is here, base64, `skip` decoded bytes in */
 	size_t base64_len, skip;
 	unsigned copy;      /* 2 for the second picture with this description, and so on */
+	uint64_t text, shown; /* hashes of the description, without and with its number */
 	bool out;           /* left out, or the tag would grow too large */
 };
 
 struct id3_source {
 	const uint8_t *comments; /* a VORBIS_COMMENT block's content */
 	size_t comments_len;
-	struct id3_picture *pictures; /* in file order; `copy` and `out` are filled in by id3_write */
+	struct id3_picture *pictures; /* in file order; id3_write works on a copy of the list */
 	size_t n_pictures;
 	/* Puts `n` bytes of picture data from `at` to `dst`: 0 or a negative errno. */
 	int (*fetch)(void *arg, uint64_t at, uint8_t *dst, size_t n);
@@ -377,8 +378,8 @@ enum id3_how {
 /* Frames in order of significance, as the ID3v2.3 text asks: who reads the first kilobyte gets what
  * matters. TXXX follows, in file order; APIC is last. */
 static const char id3_order[][5] = {
-	"TIT2", "TPE1", "TRCK", "TALB", "TPOS", "TYER", "TDAT", "TIME", "TCON", "TPE2", "TCOM", "TIT3",
-	"TSOT", "TSOA", "TSOP", "TSO2", "TSOC", "TEXT", "TPE3", "TPE4", "IPLS", "TMOO", "TIT1", "GRP1",
+	"TIT2", "TPE1", "TRCK", "TALB", "TPOS", "TYER", "TDAT", "TIME", "TCON", "TIT3", "TSOT", "TSOA",
+	"TSOP", "TPE2", "TSO2", "TCOM", "TSOC", "TEXT", "TPE3", "TPE4", "IPLS", "TMOO", "TIT1", "GRP1",
 	"MVNM", "MVIN", "TORY", "TSST", "TMED", "COMM", "USLT", "TBPM", "TKEY", "TLAN", "TCOP", "WCOP",
 	"TPUB", "TSRC", "TENC", "TSSE", "TCMP", "TOPE", "TOAL", "TOFN", "WOAR", "WXXX", "UFID", "TXXX",
 };
@@ -518,7 +519,9 @@ struct id3_tag {
 	uint32_t *values;        /* hash of (frame, description, value) -> entry */
 	size_t slots;            /* a power of two, more than there can be entries */
 	struct id3_span number[3], total[3], total_name[3]; /* for TRCK, TPOS, MVIN */
+	struct id3_span date;   /* what TYER was told by */
 	int rank[ID3_TXXX + 1]; /* the lowest that the file has; 0: none */
+	unsigned licenses;      /* how many: WCOP is for one */
 	bool artist;
 	struct id3_picture *pictures;
 	size_t n_pictures;
@@ -526,7 +529,7 @@ struct id3_tag {
 
 static void id3_put(struct id3_out *o, const void *p, size_t n)
 {
-	if (o->at < o->to && o->at + n > o->from) {
+	if (n && o->at < o->to && o->at + n > o->from) { /* nothing may be a null pointer */
 		size_t skip = o->from > o->at ? (size_t)(o->from - o->at) : 0;
 		size_t end = o->at + n > o->to ? (size_t)(o->to - o->at) : n;
 		memcpy(o->dst + (o->at + skip - o->from), (const uint8_t *)p + skip, end - skip);
@@ -695,12 +698,35 @@ static void id3_frame(struct id3_out *o, const struct id3_tag *t, const struct i
 	id3_body(o, t, first, how);
 }
 
+/* The code point at *i as it goes out, a to z in upper case; moves *i behind it. */
+static uint32_t id3_upper(struct id3_span s, size_t *i)
+{
+	uint32_t cp = 0;
+	*i += utf8_next((const uint8_t *)s.p + *i, s.n - *i, &cp);
+	return cp >= 'a' && cp <= 'z' ? cp - ('a' - 'A') : cp;
+}
+
+/* Of what a reader will see: bad bytes differ in the file, not in the tag. */
+static bool id3_same_desc(struct id3_span a, struct id3_span b)
+{
+	size_t i = 0, j = 0;
+	while (i < a.n && j < b.n)
+		if (id3_upper(a, &i) != id3_upper(b, &j))
+			return false;
+	return i == a.n && j == b.n;
+}
+
+static bool id3_same_span(struct id3_span a, struct id3_span b)
+{
+	return a.n == b.n && (a.n == 0 || memcmp(a.p, b.p, a.n) == 0);
+}
+
 static uint64_t id3_hash(const struct id3_entry *e, bool with_value)
 {
 	uint64_t h = UINT64_C(0xcbf29ce484222325) + e->frame;
 	struct id3_span v = id3_value(e);
-	for (size_t i = 0; i < e->desc.n; i++) /* without regard to case */
-		h = (h ^ ((uint8_t)e->desc.p[i] & 0xdf)) * UINT64_C(0x100000001b3);
+	for (size_t i = 0; i < e->desc.n;)
+		h = (h ^ id3_upper(e->desc, &i)) * UINT64_C(0x100000001b3);
 	for (size_t i = 0; with_value && i < v.n; i++)
 		h = (h ^ (uint8_t)v.p[i]) * UINT64_C(0x100000001b3);
 	return h ^ h >> 32;
@@ -708,9 +734,8 @@ static uint64_t id3_hash(const struct id3_entry *e, bool with_value)
 
 static bool id3_same(const struct id3_entry *a, const struct id3_entry *b, bool with_value)
 {
-	struct id3_span v = id3_value(a), w = id3_value(b);
-	return a->frame == b->frame && a->desc.n == b->desc.n && strncasecmp(a->desc.p, b->desc.p, a->desc.n) == 0 &&
-	       (!with_value || (v.n == w.n && memcmp(v.p, w.p, v.n) == 0));
+	return a->frame == b->frame && id3_same_desc(a->desc, b->desc) &&
+	       (!with_value || id3_same_span(id3_value(a), id3_value(b)));
 }
 
 /* The slot in which an entry like `e` is, or would be. The table is never full. */
@@ -810,11 +835,14 @@ static void id3_date(struct id3_tag *t, struct id3_span name, struct id3_span v)
 	bool time = day && v.n >= 16 && (v.p[10] == 'T' || v.p[10] == ' ') && digits_at(v, 11, 2) && v.p[13] == ':' &&
 		    digits_at(v, 14, 2) && two_digits(v.p + 11) < 24 && two_digits(v.p + 14) < 60;
 	if (t->head[id3_index("TYER")]) { /* there is a date already */
-		id3_add_user(t, name, v);
+		if (!id3_same_span(t->date, v))
+			id3_add_user(t, name, v);
 		return;
 	}
-	if (year)
+	if (year) {
 		id3_add_made(t, "TYER", year, 4);
+		t->date = v;
+	}
 	if (day) {
 		char ddmm[4] = { v.p[8], v.p[9], v.p[5], v.p[6] };
 		id3_add_made(t, "TDAT", ddmm, 4);
@@ -881,9 +909,13 @@ static bool id3_valid(enum id3_how how, struct id3_span v)
 static void id3_performer(struct id3_tag *t, struct id3_span name, struct id3_span v)
 {
 	size_t open = v.n;
+	int depth = 0;
 	if (v.n && v.p[v.n - 1] == ')')
-		while (open > 0 && v.p[open - 1] != '(')
+		do { /* back to the parenthesis that belongs to the last one */
 			open--;
+			depth += v.p[open] == ')' ? 1 : v.p[open] == '(' ? -1 : 0;
+		} while (open > 0 && depth > 0);
+	open = depth == 0 ? open + 1 : v.n;
 	if (open > 2 && open < v.n - 1 && v.p[open - 2] == ' ') {
 		struct id3_entry e = { .frame = id3_index("IPLS"),
 				       .desc = { v.p + open, v.n - 1 - open },
@@ -902,7 +934,10 @@ static void id3_number(struct id3_tag *t, const struct id3_row *row, struct id3_
 {
 	size_t i = row->frame[0] == 'M' ? 2 : row->frame[1] == 'P' ? 1 : 0; /* MVIN, TPOS, TRCK */
 	struct id3_span *slot = row->how == ID3_TOTAL ? &t->total[i] : &t->number[i];
-	if (slot->n == 0) {
+	const char *slash = memchr(v.p, '/', v.n);
+	if (slash && (row->how == ID3_TOTAL || memchr(slash + 1, '/', (size_t)(v.p + v.n - slash - 1)))) {
+		id3_add_user(t, name, v); /* would make n/m/m */
+	} else if (slot->n == 0) {
 		*slot = v;
 		t->total_name[i] = row->how == ID3_TOTAL ? name : t->total_name[i];
 	} else if (slot->n != v.n || memcmp(slot->p, v.p, v.n) != 0) {
@@ -929,6 +964,8 @@ static void id3_finish_number(struct id3_tag *t, size_t i, const char *frame)
 static void id3_route(struct id3_tag *t, const struct id3_row *row, struct id3_span name, struct id3_span v)
 {
 	size_t frame = row ? id3_index(row->frame) : ID3_TXXX;
+	bool taken = frame < ID3_TXXX && t->head[frame];
+	bool there = taken && id3_same_span(id3_value(&t->entries[t->head[frame]]), v);
 	char number[11];
 	if (!row || (row->rank && row->rank != t->rank[frame])) {
 		id3_add_user(t, name, v);
@@ -960,20 +997,20 @@ static void id3_route(struct id3_tag *t, const struct id3_row *row, struct id3_s
 			id3_add_user(t, name, v);
 		break;
 	case ID3_INTEGER:
-		if (!t->head[frame] && id3_integer(v, number)) {
+		if (!taken && id3_integer(v, number)) {
 			id3_add_made(t, row->frame, number, strlen(number));
-			if (strlen(number) == v.n)
-				break;
+			there = strlen(number) == v.n;
 		}
-		id3_add_user(t, name, v);
+		if (!there)
+			id3_add_user(t, name, v);
 		break;
 	case ID3_PERFORMER:
 		id3_performer(t, name, v);
 		break;
 	default: /* one valid value */
-		if (!t->head[frame] && id3_valid(row->how, v))
+		if (!taken && id3_valid(row->how, v) && (strcmp(row->frame, "WCOP") != 0 || t->licenses == 1))
 			id3_add(t, row->frame, row->arg, v);
-		else
+		else if (!there)
 			id3_add_user(t, name, v);
 	}
 }
@@ -996,10 +1033,12 @@ struct id3_walk {
 
 static void id3_walk_start(struct id3_walk *w, const struct id3_source *s)
 {
-	const uint8_t *p = s->comments, *end = p + s->comments_len;
-	*w = (struct id3_walk){ .p = end, .end = end };
+	const uint8_t *p = s->comments, *end;
+	*w = (struct id3_walk){ 0 };
 	if (s->comments_len == 0)
 		return;
+	end = p + s->comments_len;
+	w->p = w->end = end;
 	if (s->comments_len < 8 || get_le32(p) > s->comments_len - 8) {
 		w->broken = true;
 		return;
@@ -1030,8 +1069,10 @@ static bool id3_walk_next(struct id3_walk *w, const struct id3_row **row, struct
 		*name = (struct id3_span){ text, (size_t)(equals - text) };
 		*value = (struct id3_span){ equals + 1, len - name->n - 1 };
 		nul = memchr(name->p, 0, name->n);
-		if (nul)
+		if (nul == name->p)
 			continue;
+		if (nul)
+			name->n = (size_t)(nul - name->p);
 		nul = value->n ? memchr(value->p, 0, value->n) : NULL;
 		if (nul)
 			value->n = (size_t)(nul - value->p);
@@ -1120,7 +1161,7 @@ static bool id3_comment_picture(const struct id3_row *row, struct id3_span v, st
 			return false;
 		pic->size = get_u32(b);
 		pic->skip = 32 + mime + desc;
-		pic->description_len = min_u64(desc, 1024);
+		pic->description_len = desc;
 		pic->description = malloc(pic->description_len + 1);
 		if (!pic->description)
 			return false;
@@ -1135,24 +1176,33 @@ static bool id3_comment_picture(const struct id3_row *row, struct id3_span v, st
 	return true;
 }
 
+/* A picture's description, up to a NUL. */
+static struct id3_span id3_description(const struct id3_picture *p)
+{
+	const char *nul = p->description_len ? memchr(p->description, 0, p->description_len) : NULL;
+	return (struct id3_span){ p->description, nul ? (size_t)(nul - p->description) : p->description_len };
+}
+
+/* What makes a description differ from another one; nothing for the first. */
+static struct id3_span id3_copy_suffix(const struct id3_picture *p, char own[16])
+{
+	int n = p->copy > 1 ? snprintf(own, 16, " (%u)", p->copy) : 0;
+	return (struct id3_span){ own, (size_t)n };
+}
+
 /* The strings of an APIC in front of its data. An empty description has to be in encoding 0:
  * iTunes and Finder lose the picture otherwise. */
 static void id3_picture_head(struct id3_out *o, const struct id3_picture *p)
 {
-	struct id3_span d = { p->description, p->description_len };
+	struct id3_span d = id3_description(p);
 	int how = id3_ascii(d) ? 0 : ID3_WIDE;
-	char copy[16] = "";
+	char own[16];
 	uint8_t type = p->type > 20 ? 0 : (uint8_t)p->type;
-	const char *nul = d.n ? memchr(d.p, 0, d.n) : NULL;
-	if (nul)
-		d.n = (size_t)(nul - d.p);
-	if (p->copy > 1)
-		snprintf(copy, sizeof copy, d.n ? " (%u)" : "(%u)", p->copy);
 	id3_put(o, how ? "\1" : "\0", 1);
 	id3_put(o, p->mime, strlen(p->mime) + 1);
 	id3_put(o, &type, 1);
 	id3_string(o, d, how | ID3_MARK);
-	id3_string(o, (struct id3_span){ copy, strlen(copy) }, how);
+	id3_string(o, id3_copy_suffix(p, own), how);
 	id3_terminate(o, how);
 }
 
@@ -1182,17 +1232,38 @@ static int id3_picture_write(struct id3_out *o, const struct id3_source *s, cons
 	return rc;
 }
 
-/* Numbers the pictures with the same description, so that each APIC's differs. */
+/* Goes on with hash `h` over the code points of `s`. */
+static uint64_t id3_text_hash(uint64_t h, struct id3_span s)
+{
+	for (size_t i = 0; i < s.n;) {
+		uint32_t cp = 0;
+		i += utf8_next((const uint8_t *)s.p + i, s.n - i, &cp);
+		h = (h ^ cp) * UINT64_C(0x100000001b3);
+	}
+	return h;
+}
+
+/* Numbers the pictures with the same description, so that each APIC's differs: also from one that is
+ * called "x (2)" in the file. Descriptions are told apart by hash: if two different ones ever have the
+ * same, one gets a number that it did not need. */
 static void id3_number_copies(struct id3_picture *p, size_t n)
 {
 	for (size_t i = 0; i < n; i++) {
+		char own[16];
+		size_t j;
 		p[i].copy = 1;
-		for (size_t j = i; j-- > 0;)
-			if (p[i].description_len == p[j].description_len &&
-			    (!p[i].description_len || !memcmp(p[i].description, p[j].description, p[i].description_len))) {
+		p[i].text = id3_text_hash(UINT64_C(0xcbf29ce484222325), id3_description(&p[i]));
+		for (j = i; j-- > 0;)
+			if (p[j].text == p[i].text) {
 				p[i].copy = p[j].copy + 1;
 				break;
 			}
+		do {
+			p[i].shown = id3_text_hash(p[i].text, id3_copy_suffix(&p[i], own));
+			for (j = 0; j < i && p[j].shown != p[i].shown; j++)
+				;
+			p[i].copy += j < i;
+		} while (j < i);
 	}
 }
 
@@ -1202,12 +1273,13 @@ static int id3_read(struct id3_tag *t, struct id3_source *s)
 	struct id3_walk w;
 	const struct id3_row *row;
 	struct id3_span name, v;
-	size_t n = 0, pictures = 0, artist = id3_index("TPE1");
+	size_t n = 0, pictures = 0, artist = id3_index("TPE1"), license = id3_index("WCOP");
 	for (id3_walk_start(&w, s); n < ID3_MAX_COMMENTS && id3_walk_next(&w, &row, &name, &v); n++) {
 		size_t frame = row && row->how != ID3_PICTURE ? id3_index(row->frame) : ID3_TXXX;
 		if (row && row->rank && (!t->rank[frame] || row->rank < t->rank[frame]))
 			t->rank[frame] = row->rank;
 		t->artist |= frame == artist;
+		t->licenses += frame == license;
 		pictures += row && row->how == ID3_PICTURE;
 	}
 	s->broken = w.broken || w.left > 0;
@@ -1226,7 +1298,7 @@ static int id3_read(struct id3_tag *t, struct id3_source *s)
 	id3_walk_start(&w, s);
 	for (size_t i = 0; i < n && id3_walk_next(&w, &row, &name, &v); i++) {
 		if (row && row->how == ID3_PICTURE) {
-			if (t->n_pictures < MAX_PICTURES && id3_comment_picture(row, v, &t->pictures[t->n_pictures]))
+			if (t->n_pictures < ID3_MAX_PICTURES && id3_comment_picture(row, v, &t->pictures[t->n_pictures]))
 				t->n_pictures++;
 			else
 				s->broken = true;
@@ -1485,7 +1557,7 @@ static int read_picture(struct track *t, struct reader *r, struct extent block)
 	if (!p)
 		return r->error;
 	desc = get_u32(p);
-	if (desc > block.len - 32 - mime || t->n_pictures == MAX_PICTURES)
+	if (desc > block.len - 32 - mime || t->n_pictures == ID3_MAX_PICTURES)
 		return 0;
 	held = min_u64(desc, t->descriptions < (1u << 20) ? 65536 : 256);
 	pic.description = malloc(held + 1);
@@ -3807,7 +3879,7 @@ static int track_look(struct fs *fs, int fd, const struct identity *id, const ch
 		rc = layout_make(l, t, !fs->no_foreign);
 	if (rc == 0 && t->n_chunks && !l->foreign && !fs->no_foreign)
 		log_problem(path, "foreign", "its foreign metadata are not those of one AIFF file, shown as usual");
-	if (t->broken)
+	if (t->broken && rc == 0)
 		log_problem(path, "broken", "some of its tags or pictures cannot be read");
 	if (t->why)
 		log_problem(path, t->why, "%s", t->why);
@@ -4400,6 +4472,15 @@ static const struct fuse_opt option_table[] = {
 	FUSE_OPT_KEY("rw", KEY_DROP),
 	FUSE_OPT_KEY("ro", KEY_DROP), /* it always is */
 	FUSE_OPT_KEY("comment=", KEY_DROP),
+	FUSE_OPT_KEY("nodiratime", KEY_DROP), /* nothing is written, no access time either */
+	FUSE_OPT_KEY("relatime", KEY_DROP),
+	FUSE_OPT_KEY("norelatime", KEY_DROP),
+	FUSE_OPT_KEY("strictatime", KEY_DROP),
+	FUSE_OPT_KEY("nostrictatime", KEY_DROP),
+	FUSE_OPT_KEY("lazytime", KEY_DROP),
+	FUSE_OPT_KEY("nolazytime", KEY_DROP),
+	FUSE_OPT_KEY("silent", KEY_DROP),
+	FUSE_OPT_KEY("loud", KEY_DROP),
 	FUSE_OPT_KEY("x-", KEY_DROP),
 	FUSE_OPT_KEY("-n", KEY_DROP),
 	FUSE_OPT_KEY("-v", KEY_DROP),
@@ -4455,7 +4536,7 @@ static unsigned option_number(const char *name, const char *text, unsigned least
 	long v;
 	errno = 0;
 	v = strtol(text, &end, 10);
-	if (errno || end == text || *end || v < (long)least || v > (long)most)
+	if (errno || strspn(text, " \t\n+") || end == text || *end || v < (long)least || v > (long)most)
 		usage_error("%s=%s: must be a number from %u to %u", name, text, least, most);
 	return (unsigned)v;
 }
