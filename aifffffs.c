@@ -105,6 +105,7 @@
 #ifndef FRAME_WINDOW
 #define FRAME_WINDOW 32768 /* bytes searched for a FLAC frame at a time */
 #endif
+#define SHOWN 8192 /* paths of which is known what the kernel has pages of */
 #define MAX_WORKERS 1024
 #define MAX_BLOCKS 16384 /* metadata blocks in a file; a sound one has about five */
 #define STOP_MS 500 /* how long leaving waits for workers that sit in a slow source */
@@ -721,12 +722,17 @@ static bool id3_same_span(struct id3_span a, struct id3_span b)
 	return a.n == b.n && (a.n == 0 || memcmp(a.p, b.p, a.n) == 0);
 }
 
-static uint64_t id3_hash(const struct id3_entry *e, bool with_value)
+/* The start differs from call to call, by where the stack is, so that nobody can choose names that
+ * all fall into one slot. What is written does not depend on it. */
+static uint64_t id3_hash(const struct id3_tag *t, const struct id3_entry *e, bool with_value)
 {
-	uint64_t h = UINT64_C(0xcbf29ce484222325) + e->frame;
+	uint64_t h = (UINT64_C(0xcbf29ce484222325) ^ (uintptr_t)t) * UINT64_C(0x9e3779b97f4a7c15) + e->frame;
 	struct id3_span v = id3_value(e);
-	for (size_t i = 0; i < e->desc.n;)
+	h ^= h >> 29;
+	for (size_t i = 0; i < e->desc.n;) {
 		h = (h ^ id3_upper(e->desc, &i)) * UINT64_C(0x100000001b3);
+		h ^= h >> 31;
+	}
 	for (size_t i = 0; with_value && i < v.n; i++)
 		h = (h ^ (uint8_t)v.p[i]) * UINT64_C(0x100000001b3);
 	return h ^ h >> 32;
@@ -741,7 +747,7 @@ static bool id3_same(const struct id3_entry *a, const struct id3_entry *b, bool 
 /* The slot in which an entry like `e` is, or would be. The table is never full. */
 static uint32_t *id3_slot(const struct id3_tag *t, uint32_t *table, const struct id3_entry *e, bool with_value)
 {
-	size_t i = id3_hash(e, with_value) & (t->slots - 1);
+	size_t i = id3_hash(t, e, with_value) & (t->slots - 1);
 	while (table[i] && !id3_same(&t->entries[table[i]], e, with_value))
 		i = (i + 1) & (t->slots - 1);
 	return &table[i];
@@ -2308,6 +2314,16 @@ static int frame_walk(const struct stream *s, struct search *q, struct anchors *
 	return f->sample <= target;
 }
 
+/* Whether the frame that begins with `sample` is at `at`, or the sound ends there. A whole frame hidden in
+ * the sound of another is not followed by the next. */
+static bool frame_at(const struct stream *s, off_t at, uint64_t sample)
+{
+	uint8_t p[HEADER_MAX] = { 0 };
+	struct frame f;
+	ssize_t got = sample < s->samples ? read_at(s->fd, p, sizeof p, at) : 0;
+	return sample >= s->samples || (got > 0 && frame_parse(s, p, (size_t)got, &f) && f.sample == sample);
+}
+
 /* The frame that holds sample frame `target` (below s->samples). Returns 1; 0 where the file has no
  * header of such a frame, *f then being the next one if f->sample is beyond target; or a negative
  * errno. `lock` guards *as. */
@@ -2947,6 +2963,14 @@ static bool identity_same(const struct identity *a, const struct identity *b)
 	return a->dev == b->dev && a->ino == b->ino && a->size == b->size && a->mtime == b->mtime && a->ctime == b->ctime;
 }
 
+/* Whether it was changed within the last clock tick: it could change again without a sign of it. */
+static bool identity_young(const struct identity *id)
+{
+	struct timespec now;
+	clock_gettime(CLOCK_REALTIME, &now);
+	return nanoseconds(&now) - id->ctime < NS_PER_S / 50;
+}
+
 /* A hash of all that the tag is made of, but the pictures' data. */
 static uint64_t track_tags(const struct track *t)
 {
@@ -2989,7 +3013,8 @@ static int handle_check(struct handle *h)
 		rc = -EIO;
 	if (rc == 0) {
 		pthread_mutex_lock(&h->lock);
-		h->identity = now;
+		if (!identity_young(&now)) /* else look again next time */
+			h->identity = now;
 		h->retagged |= h->tags != track_tags(&t);
 		h->generation += !touched;
 		anchors_start(&h->anchors, &h->stream);
@@ -3011,6 +3036,7 @@ static int sound_move(struct depot *p, struct handle *h, struct decoder *d, uint
 	pthread_mutex_lock(&h->lock);
 	d->generation = h->generation;
 	pthread_mutex_unlock(&h->lock);
+	bool doubt = false; /* `tried` came out right, but nothing confirms it */
 	for (int strict = 0; strict < 2; strict++) {
 		rc = frame_locate(&h->stream, &h->anchors, &h->lock, sample, strict, &f);
 		if (strict) {
@@ -3020,20 +3046,21 @@ static int sound_move(struct depot *p, struct handle *h, struct decoder *d, uint
 		}
 		if (rc < 0 && rc != -EIO)
 			break;
-		if (rc != 1 || f.at == tried.at) {
+		if (rc != 1 || (f.at == tried.at && !doubt)) {
 			rc = -EIO;
 			continue;
 		}
 		rc = decoder_move(d, &f);
 		if (rc == 0)
 			rc = decoder_step(d);
-		if (rc == 0) {
+		doubt = rc == 0 && !strict && !frame_at(&h->stream, d->at, d->next);
+		if (rc == 0 && !doubt) {
 			pthread_mutex_lock(&h->lock);
 			anchors_add(&h->anchors, (struct anchor){ f.sample, f.at, true });
 			pthread_mutex_unlock(&h->lock);
 			return 0;
 		}
-		if (rc != -EIO)
+		if (rc != 0 && rc != -EIO)
 			break;
 		tried = f;
 	}
@@ -3106,7 +3133,10 @@ static int sound_read(struct depot *p, struct handle *h, uint8_t *dst, uint64_t 
 	if (!h->learned) {
 		uint8_t window[1024];
 		struct search q = { .r = { .fd = h->fd, .buf = window, .room = sizeof window }, .left = 16 << 20 };
-		rc = stream_learn(&h->stream, &q);
+		struct stream learned = h->stream; /* others may be reading it: what it said stays */
+		rc = stream_learn(&learned, &q);
+		h->stream.fixed = learned.fixed;
+		h->stream.variable_bit = learned.variable_bit;
 		h->learned = rc == 0;
 	}
 	if (rc == 0)
@@ -3207,11 +3237,11 @@ static int handle_read(struct depot *p, struct handle *h, uint8_t *dst, uint64_t
 struct cached {
 	struct identity id;
 	uint32_t form;      /* AIFF size - 8 */
-	uint32_t opened_as; /* a hash of the path by which it was last opened; 0: not yet */
 	uint32_t next;      /* in the bucket: index + 1, 0 ends it */
 	int16_t error;      /* a negative errno, or 0 */
-	bool odd;           /* the sound has a pad byte */
-	bool used;
+	bool odd : 1;       /* the sound has a pad byte */
+	bool foreign : 1;   /* it is the original AIFF file */
+	bool used : 1;
 };
 
 struct cache {
@@ -3283,14 +3313,11 @@ static uint32_t cache_victim(struct cache *c)
 	return c->hand;
 }
 
-/* Remembers `e`. A file changed within the last clock tick is not: it could change again without a
- * sign of it. */
+/* Remembers `e`, unless it is too young. */
 static void cache_put(struct cache *c, const struct cached *e)
 {
-	struct timespec now;
 	uint32_t i, *bucket;
-	clock_gettime(CLOCK_REALTIME, &now);
-	if (c->room == 0 || nanoseconds(&now) - e->id.ctime < NS_PER_S / 50)
+	if (c->room == 0 || identity_young(&e->id))
 		return;
 	pthread_mutex_lock(&c->lock);
 	if (!cache_find(c, &e->id)) {
@@ -3301,23 +3328,6 @@ static void cache_put(struct cache *c, const struct cached *e)
 		*bucket = i + 1;
 	}
 	pthread_mutex_unlock(&c->lock);
-}
-
-/* Whether the kernel may keep the pages it has of this path: the same file, unchanged, was opened by
- * the same path last time. mtime and size would miss a change that put the mtime back. */
-static bool cache_reopened(struct cache *c, const struct identity *id, const char *path)
-{
-	uint32_t as = (uint32_t)hash_bytes(HASH_START, path, strlen(path)) | 1;
-	struct cached *e;
-	bool same = false;
-	pthread_mutex_lock(&c->lock);
-	e = cache_find(c, id);
-	if (e) {
-		same = e->opened_as == as;
-		e->opened_as = as;
-	}
-	pthread_mutex_unlock(&c->lock);
-	return same;
 }
 
 /* ---- SOURCE TREE ------------------------------------------------------------------------------ */
@@ -3347,6 +3357,7 @@ struct fs {
 	struct cache cache;
 	pthread_mutex_t opened_lock; /* guards: */
 	struct opened *opened;       /* all open files */
+	uint64_t shown[SHOWN];       /* by a hash of the path: of which file the kernel has pages */
 };
 
 /* Opens `path`, component by component, without following a symlink. */
@@ -3393,10 +3404,15 @@ static int open_plain(int root, const char *path, int flags)
 	const uint64_t how[3] = { (uint64_t)flags, 0, 0x04 | 0x02 | (*path == '/' ? 0u : 0x08u) };
 	static atomic_bool missing;
 	if (!atomic_load_explicit(&missing, memory_order_relaxed)) {
+		const struct timespec moment = { .tv_nsec = 1000 * 1000 };
 		long fd;
-		do
-			fd = syscall(SYS_openat2, root, path, how, sizeof how);
-		while (fd < 0 && (errno == EINTR || errno == EAGAIN));
+		/* EAGAIN: a rename came between, or somebody has a lease on the file and was asked to give it up */
+		for (int tries = 0; (fd = syscall(SYS_openat2, root, path, how, sizeof how)) < 0; tries++) {
+			if (errno != EINTR && (errno != EAGAIN || tries == 1000))
+				break;
+			if (errno == EAGAIN && tries > 16)
+				nanosleep(&moment, NULL);
+		}
 		if (fd >= 0 || (errno != ENOSYS && errno != EPERM))
 			return fd >= 0 ? (int)fd : -errno;
 		atomic_store_explicit(&missing, true, memory_order_relaxed);
@@ -3861,7 +3877,7 @@ static int track_look(struct fs *fs, int fd, const struct identity *id, const ch
 	*l = (struct layout){ 0 };
 	q.left = id->size + (16 << 20);
 	if (rc == 0 && t->stream.samples == 0 && t->stream.audio < t->stream.end) {
-		if (cache_get(&fs->cache, id, &known) && known.error == 0) {
+		if (cache_get(&fs->cache, id, &known) && known.error == 0 && !known.foreign) {
 			rc = layout_make(l, t, false); /* as it would be without sound */
 			t->stream.samples = (known.form + UINT64_C(8) - l->size - known.odd) / stream_frame_bytes(&t->stream);
 			layout_free(l);
@@ -3891,7 +3907,7 @@ static int track_look(struct fs *fs, int fd, const struct identity *id, const ch
 /* Remembers what track_look said, unless it was a passing trouble. */
 static void look_remember(struct fs *fs, const struct identity *id, int rc, const struct track *t, const struct layout *l)
 {
-	struct cached e = { .id = *id, .form = (uint32_t)(l->size - 8), .error = (int16_t)rc, .odd = l->sound & 1 };
+	struct cached e = { .id = *id, .form = (uint32_t)(l->size - 8), .error = (int16_t)rc, .odd = l->sound & 1, .foreign = l->foreign };
 	if (rc == 0 || t->why)
 		cache_put(&fs->cache, &e);
 }
@@ -3912,11 +3928,9 @@ static int attr_show(struct fs *fs, int dir, const char *name, const char *path,
 		struct track t;
 		struct layout l;
 		struct stat now;
-		fd = openat(dir, name, OPEN_FILE);
-		if (fd < 0 && errno == ELOOP)
+		fd = open_plain(dir, name, OPEN_FILE);
+		if (fd == -ELOOP)
 			fd = source_open(fs, path, OPEN_FILE, true);
-		else if (fd < 0)
-			fd = -errno;
 		if (fd < 0)
 			return fd;
 		rc = fstat(fd, &now) < 0 ? -errno : 0;
@@ -4076,19 +4090,24 @@ static int handle_open(struct fs *fs, int fd, const char *path, struct handle **
 	return rc;
 }
 
-/* Enters `o` into the list of what is open. Whether the same path is open on another file: the source
- * has been replaced meanwhile. To the kernel both are one file with one set of cached pages, so the new
- * one has to keep off them. */
-static bool opened_enter(struct fs *fs, struct opened *o)
+/* Enters `o` into the list of what is open, and says how the kernel has to treat its pages. It keeps one
+ * set of them for a path, whatever file was found there, so:
+ *     direct  the path is open on another file, or on this one as it was before a change: those handles
+ *             still fill the pages, and the new one has to keep off them
+ *     keep    the last file opened by this path was just this one, unchanged: they are its own
+ * A file changed within the last clock tick could change again without a sign of it. */
+static void opened_enter(struct fs *fs, struct opened *o, bool *direct, bool *keep)
 {
-	bool replaced = false;
+	uint64_t *shown = &fs->shown[o->path % SHOWN], now = hash_bytes(o->path, &o->identity, sizeof o->identity) | 1;
+	*direct = false;
 	pthread_mutex_lock(&fs->opened_lock);
 	for (struct opened *other = fs->opened; other; other = other->next)
-		replaced |= other->path == o->path && (other->identity.dev != o->identity.dev || other->identity.ino != o->identity.ino);
+		*direct |= other->path == o->path && !identity_same(&other->identity, &o->identity);
+	*keep = !*direct && *shown == now;
+	*shown = *direct || identity_young(&o->identity) ? 0 : now;
 	o->next = fs->opened;
 	fs->opened = o;
 	pthread_mutex_unlock(&fs->opened_lock);
-	return replaced;
 }
 
 static void opened_leave(struct fs *fs, struct opened *o)
@@ -4107,6 +4126,7 @@ static int fs_open(const char *path, struct fuse_file_info *fi)
 	struct opened *o;
 	struct place p;
 	struct stat st;
+	bool direct, keep;
 	int rc;
 	if ((fi->flags & O_ACCMODE) != O_RDONLY)
 		return -EROFS;
@@ -4127,10 +4147,11 @@ static int fs_open(const char *path, struct fuse_file_info *fi)
 		free(o);
 		return rc;
 	}
-	o->identity = identity_of(&st);
+	o->identity = o->handle ? o->handle->identity : identity_of(&st);
 	o->path = hash_bytes(HASH_START, path, strlen(path));
-	fi->direct_io = opened_enter(fs, o);
-	fi->keep_cache = cache_reopened(&fs->cache, &o->identity, path) && !fi->direct_io;
+	opened_enter(fs, o, &direct, &keep);
+	fi->direct_io = direct;
+	fi->keep_cache = keep;
 	fi->fh = (uintptr_t)o;
 	return 0;
 }
