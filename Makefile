@@ -40,7 +40,7 @@ check-asan: aifffffs-asan
 	AIFFFFFS=./aifffffs-asan ./test.sh
 
 check-tsan: aifffffs-tsan
-	AIFFFFFS=./aifffffs-tsan ./test.sh
+	AIFFFFFS=./aifffffs-tsan setarch -R ./test.sh
 
 bench: aifffffs
 	./test.sh bench
