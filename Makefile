@@ -33,14 +33,30 @@ aifffffs-asan: aifffffs.c
 aifffffs-tsan: aifffffs.c
 	$(BUILD) $(SANITIZE) -fsanitize=thread $(HEADERS) $(LDFLAGS) -o $@ aifffffs.c `$(PKG_CONFIG) --libs $(PACKAGES)` $(LIBS)
 
+# SECTIONS="mount sound" runs just these
+SECTIONS =
+
 check: aifffffs
-	./test.sh
+	./test.sh check $(SECTIONS)
 
 check-asan: aifffffs-asan
-	AIFFFFFS=./aifffffs-asan ./test.sh
+	AIFFFFFS=./aifffffs-asan ./test.sh check $(SECTIONS)
 
+# TSan cannot live with all of Linux's address randomisation
 check-tsan: aifffffs-tsan
-	AIFFFFFS=./aifffffs-tsan setarch -R ./test.sh
+	AIFFFFFS=./aifffffs-tsan setarch -R ./test.sh check $(SECTIONS)
+
+check-distros: aifffffs
+	./test.sh distros
+
+mutate: aifffffs
+	./test.sh mutate
+
+fuzz: aifffffs
+	./test.sh fuzz 1000000
+
+stress: aifffffs
+	./test.sh stress
 
 bench: aifffffs
 	./test.sh bench
@@ -87,4 +103,4 @@ deps:
 	elif command -v pkg >/dev/null; then $$sudo pkg install -y $(PKG); \
 	else echo "no package manager known here: install libfuse3, libFLAC and pkg-config by hand" >&2; exit 1; fi
 
-.PHONY: all check check-asan check-tsan bench install uninstall clean deps
+.PHONY: all check check-asan check-tsan check-distros mutate fuzz stress bench install uninstall clean deps

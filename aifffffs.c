@@ -34,8 +34,8 @@
  * background; start the pool; wait for a signal or the unmount; stop the pool; unmount; exit 0.
  *
  * THE FILE goes from leaves to main, so that each section needs only what stands above it:
- *     CONFIGURATION  LOG  AIFF  ID3 TAG  FLAC METADATA  FRAMES  TICKET LOCK  DECODERS  CLAIMS
- *     LAYOUT  SIZE CACHE  SOURCE TREE  NAMES  HANDLES  FUSE OPERATIONS  THREAD POOL  OPTIONS  MAIN
+ *     CONFIGURATION  LOG  AIFF  ID3 TAG  FLAC METADATA  LAYOUT  FRAMES  TICKET LOCK  DECODERS  CLAIMS
+ *     HANDLES  SIZE CACHE  SOURCE TREE  NAMES  FUSE OPERATIONS  THREAD POOL  OPTIONS  MAIN
  * AIFF, ID3 TAG, TICKET LOCK and THREAD POOL can be cut out and used elsewhere: each has its own
  * structs, no globals, and a banner that says what it needs.
  */
@@ -108,7 +108,7 @@
 #define SHOWN 8192 /* paths of which is known what the kernel has pages of */
 #define MAX_WORKERS 1024
 #define MAX_BLOCKS 16384 /* metadata blocks in a file; a sound one has about five */
-#define STOP_MS 500 /* how long leaving waits for workers that sit in a slow source */
+#define STOP_MS 500      /* how long leaving waits for workers that sit in a slow source */
 
 #define NS_PER_S INT64_C(1000000000)
 
@@ -133,9 +133,9 @@ static uint64_t hash_bytes(uint64_t h, const void *p, size_t n)
 #define LOG_WAYS 8
 
 static struct {
-	pthread_mutex_t lock;                      /* guards `said` */
-	uint64_t said[LOG_BUCKETS][LOG_WAYS];      /* newest first */
-	bool to_syslog;                            /* set before there are threads */
+	pthread_mutex_t lock;                 /* guards `said` */
+	uint64_t said[LOG_BUCKETS][LOG_WAYS]; /* newest first */
+	bool to_syslog;                       /* set before there are threads */
 } log_state = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
 static void log_line(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
@@ -171,8 +171,7 @@ static bool log_first(uint64_t key)
 
 /* `path` is the source's, below its root. Control bytes in it are written as \xNN, so that a name
  * cannot forge a line. `once` is the part of the cause by which lines count as the same. */
-static void log_problem(const char *path, const char *once, const char *fmt, ...)
-	__attribute__((format(printf, 3, 4)));
+static void log_problem(const char *path, const char *once, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 static void log_problem(const char *path, const char *once, const char *fmt, ...)
 {
 	uint64_t key = hash_bytes(hash_bytes(HASH_START, path, strlen(path) + 1), once, strlen(once));
@@ -249,8 +248,8 @@ static void put_extended(uint8_t p[10], uint32_t v)
 
 /* The 54 bytes in front of the sound. `form` is the file's size - 8, `sound` the bytes of sound
  * without a pad byte; the caller has made sure that both fit into 32 bits. */
-static void aiff_header(uint8_t p[AIFF_HEADER], uint32_t form, unsigned channels, uint32_t frames,
-			unsigned bits, uint32_t rate, uint32_t sound)
+static void aiff_header(uint8_t p[AIFF_HEADER], uint32_t form, unsigned channels, uint32_t frames, unsigned bits,
+                        uint32_t rate, uint32_t sound)
 {
 	memcpy(p, "FORM", 4);
 	put_u32(p + 4, form);
@@ -268,8 +267,8 @@ static void aiff_header(uint8_t p[AIFF_HEADER], uint32_t form, unsigned channels
 /* Samples `from` to `from + n` of each channel, interleaved, each left-justified in `bytes` bytes by
  * `shift` bits, big-endian, or little-endian for AIFF-C of type sowt. This is the only loop over
  * samples that is ours: the common forms have one that the compiler can unroll. */
-static void aiff_pack(uint8_t *p, const int32_t *const *channel, size_t from, size_t n,
-		      unsigned channels, unsigned bytes, unsigned shift, bool little)
+static void aiff_pack(uint8_t *p, const int32_t *const *channel, size_t from, size_t n, unsigned channels,
+                      unsigned bytes, unsigned shift, bool little)
 {
 	const int32_t *l = channel[0] + from, *r = channels > 1 ? channel[1] + from : l;
 	if (bytes == 2 && channels == 2 && !little) {
@@ -311,10 +310,10 @@ static void aiff_pack(uint8_t *p, const int32_t *const *channel, size_t from, si
  * Text is encoding 0 when it is plain ASCII, else UTF-16 with a byte order mark; never Latin-1,
  * which readers take for their local code page, and never UTF-8, which ID3v2.3 does not have. */
 
-#define ID3_MAX ((1u << 28) - 1)    /* bytes after the ten of the header: four times seven bits */
-#define ID3_MAX_COMMENTS 32768      /* more are left out */
+#define ID3_MAX ((1u << 28) - 1) /* bytes after the ten of the header: four times seven bits */
+#define ID3_MAX_COMMENTS 32768   /* more are left out */
 #define ID3_MAX_PICTURES 1024
-#define ID3_PADDING 10              /* at least; one more where the length would be odd */
+#define ID3_PADDING 10 /* at least; one more where the length would be odd */
 
 struct id3_out {
 	uint8_t *dst;      /* where byte `from` of the tag goes */
@@ -331,15 +330,15 @@ struct id3_span {
 struct id3_picture {
 	uint32_t type;
 	char mime[64];
-	char *description;  /* UTF-8, owned by who made the list */
+	char *description; /* UTF-8, owned by who made the list */
 	size_t description_len;
 	uint64_t at;        /* for `fetch` */
 	uint64_t size;      /* bytes of picture data */
 	const char *base64; /* or: the data is here, base64, `skip` decoded bytes in */
 	size_t base64_len, skip;
-	unsigned copy;      /* 2 for the second picture with this description, and so on */
+	unsigned copy;        /* 2 for the second picture with this description, and so on */
 	uint64_t text, shown; /* hashes of the description, without and with its number */
-	bool out;           /* left out, or the tag would grow too large */
+	bool out;             /* left out, or the tag would grow too large */
 };
 
 struct id3_source {
@@ -506,10 +505,10 @@ struct id3_entry {
 	size_t frame;         /* in id3_order */
 	struct id3_span desc; /* of TXXX, UFID; the role in IPLS */
 	struct id3_span value;
-	char own[8];          /* the value, where it is not in the comments (value.p is null) */
-	uint32_t next, last;  /* list of values; `last` only of the first. 0: none */
-	bool first;           /* of its list */
-	bool upper;           /* the description goes out in upper case */
+	char own[8];         /* the value, where it is not in the comments (value.p is null) */
+	uint32_t next, last; /* list of values; `last` only of the first. 0: none */
+	bool first;          /* of its list */
+	bool upper;          /* the description goes out in upper case */
 };
 
 struct id3_tag {
@@ -520,9 +519,9 @@ struct id3_tag {
 	uint32_t *values;        /* hash of (frame, description, value) -> entry */
 	size_t slots;            /* a power of two, more than there can be entries */
 	struct id3_span number[3], total[3], total_name[3]; /* for TRCK, TPOS, MVIN */
-	struct id3_span date;   /* what TYER was told by */
-	int rank[ID3_TXXX + 1]; /* the lowest that the file has; 0: none */
-	unsigned licenses;      /* how many: WCOP is for one */
+	struct id3_span date;                               /* what TYER was told by */
+	int rank[ID3_TXXX + 1];                             /* the lowest that the file has; 0: none */
+	unsigned licenses;                                  /* how many: WCOP is for one */
 	bool artist;
 	struct id3_picture *pictures;
 	size_t n_pictures;
@@ -622,10 +621,7 @@ static const struct id3_entry *id3_next(const struct id3_tag *t, const struct id
 	return e->next ? &t->entries[e->next] : NULL;
 }
 
-static bool id3_is(const struct id3_entry *e, const char *frame)
-{
-	return strcmp(id3_order[e->frame], frame) == 0;
-}
+static bool id3_is(const struct id3_entry *e, const char *frame) { return strcmp(id3_order[e->frame], frame) == 0; }
 
 static const char *id3_separator(const struct id3_entry *e)
 {
@@ -671,7 +667,7 @@ static void id3_body(struct id3_out *o, const struct id3_tag *t, const struct id
 	if (how & ID3_WIDE)
 		id3_put(o, "\xff\xfe", 2);
 	if (id3_is(first, "TCON") && v.n && v.p[0] == '(')
-		id3_string(o, (struct id3_span){ "(", 1 }, how); /* "(" begins a number of ID3v1's list, "((" does not */
+		id3_string(o, (struct id3_span){ "(", 1 }, how); /* one "(" would begin an ID3v1 number */
 	for (const struct id3_entry *e = first; e; e = id3_next(t, e)) {
 		if (e != first)
 			id3_string(o, (struct id3_span){ id3_separator(e), strlen(id3_separator(e)) }, how);
@@ -836,10 +832,10 @@ static void id3_date(struct id3_tag *t, struct id3_span name, struct id3_span v)
 {
 	const char *year = id3_find_year(v);
 	bool day = v.n >= 10 && digits_at(v, 0, 4) && v.p[4] == '-' && digits_at(v, 5, 2) && v.p[7] == '-' &&
-		   digits_at(v, 8, 2) && two_digits(v.p + 5) >= 1 && two_digits(v.p + 5) <= 12 && two_digits(v.p + 8) >= 1 &&
-		   two_digits(v.p + 8) <= 31;
+	           digits_at(v, 8, 2) && two_digits(v.p + 5) >= 1 && two_digits(v.p + 5) <= 12 &&
+	           two_digits(v.p + 8) >= 1 && two_digits(v.p + 8) <= 31;
 	bool time = day && v.n >= 16 && (v.p[10] == 'T' || v.p[10] == ' ') && digits_at(v, 11, 2) && v.p[13] == ':' &&
-		    digits_at(v, 14, 2) && two_digits(v.p + 11) < 24 && two_digits(v.p + 14) < 60;
+	            digits_at(v, 14, 2) && two_digits(v.p + 11) < 24 && two_digits(v.p + 14) < 60;
 	if (t->head[id3_index("TYER")]) { /* there is a date already */
 		if (!id3_same_span(t->date, v))
 			id3_add_user(t, name, v);
@@ -924,8 +920,8 @@ static void id3_performer(struct id3_tag *t, struct id3_span name, struct id3_sp
 	open = depth == 0 ? open + 1 : v.n;
 	if (open > 2 && open < v.n - 1 && v.p[open - 2] == ' ') {
 		struct id3_entry e = { .frame = id3_index("IPLS"),
-				       .desc = { v.p + open, v.n - 1 - open },
-				       .value = { v.p, open - 2 } };
+			               .desc = { v.p + open, v.n - 1 - open },
+			               .value = { v.p, open - 2 } };
 		id3_add_entry(t, e);
 		v.n = open - 2;
 	} else if (t->artist) {
@@ -1024,8 +1020,8 @@ static void id3_route(struct id3_tag *t, const struct id3_row *row, struct id3_s
 static const struct id3_row *id3_find_row(struct id3_span name)
 {
 	for (size_t i = 0; i < ID3_ROWS; i++)
-		if (((name.p[0] ^ id3_rows[i].name[0]) & 0xdf) == 0 && strncasecmp(name.p, id3_rows[i].name, name.n) == 0 &&
-		    id3_rows[i].name[name.n] == 0)
+		if (((name.p[0] ^ id3_rows[i].name[0]) & 0xdf) == 0 &&
+		    strncasecmp(name.p, id3_rows[i].name, name.n) == 0 && id3_rows[i].name[name.n] == 0)
 			return &id3_rows[i];
 	return NULL;
 }
@@ -1230,7 +1226,8 @@ static int id3_picture_write(struct id3_out *o, const struct id3_source *s, cons
 	if (from < to) {
 		uint8_t *dst = o->dst + (from - o->from);
 		if (p->base64)
-			base64_bytes(p->base64, p->base64_len, p->skip + (size_t)(from - o->at), dst, (size_t)(to - from));
+			base64_bytes(p->base64, p->base64_len, p->skip + (size_t)(from - o->at), dst,
+			             (size_t)(to - from));
 		else
 			rc = s->fetch(s->arg, p->at + (from - o->at), dst, (size_t)(to - from));
 	}
@@ -1304,7 +1301,8 @@ static int id3_read(struct id3_tag *t, struct id3_source *s)
 	id3_walk_start(&w, s);
 	for (size_t i = 0; i < n && id3_walk_next(&w, &row, &name, &v); i++) {
 		if (row && row->how == ID3_PICTURE) {
-			if (t->n_pictures < ID3_MAX_PICTURES && id3_comment_picture(row, v, &t->pictures[t->n_pictures]))
+			if (t->n_pictures < ID3_MAX_PICTURES &&
+			    id3_comment_picture(row, v, &t->pictures[t->n_pictures]))
 				t->n_pictures++;
 			else
 				s->broken = true;
@@ -1395,11 +1393,11 @@ static int id3_write(struct id3_source *s, struct id3_out *o)
  * mapped: a file that is cut short under a map is SIGBUS. */
 struct reader {
 	int fd;
-	off_t at;    /* the window holds bytes at .. at + n of the file */
+	off_t at; /* the window holds bytes at .. at + n of the file */
 	size_t n;
 	size_t room; /* of buf */
 	uint8_t *buf;
-	int error;   /* negative errno of the last failed read, 0: none */
+	int error; /* negative errno of the last failed read, 0: none */
 };
 
 /* Fills `p` as far as the file goes. Returns the bytes read or a negative errno. */
@@ -1449,22 +1447,22 @@ struct extent {
 
 /* What is needed to find and decode the sound (RFC 9639, 8.2). */
 struct stream {
-	int fd;             /* not owned */
+	int fd; /* not owned */
 	uint32_t rate;
 	unsigned channels;
-	unsigned bits;      /* of a sample */
-	unsigned bytes;     /* of a sample in AIFF */
-	uint64_t samples;   /* sample frames; 0 in STREAMINFO: not said */
+	unsigned bits;                 /* of a sample */
+	unsigned bytes;                /* of a sample in AIFF */
+	uint64_t samples;              /* sample frames; 0 in STREAMINFO: not said */
 	uint32_t min_block, max_block; /* sample frames of a FLAC frame */
-	uint32_t max_frame; /* bytes of a FLAC frame; 0: not said, and not to be relied on */
-	off_t audio, end;   /* where the FLAC frames are: first byte, end of file */
+	uint32_t max_frame;            /* bytes of a FLAC frame; 0: not said, and not to be relied on */
+	off_t audio, end;              /* where the FLAC frames are: first byte, end of file */
 	struct extent seektable;
-	uint8_t info[34];   /* STREAMINFO as it is */
+	uint8_t info[34]; /* STREAMINFO as it is */
 	/* how FLAC frames are numbered; see stream_learn */
-	bool variable_bit;  /* the blocking strategy bit of each header */
-	uint32_t fixed;     /* block size by which frame numbers count; 0: headers count samples */
-	bool any_form;      /* while counting: frames of other channels or depth count, too */
-	bool little;        /* the AIFF wants the sound little-endian */
+	bool variable_bit; /* the blocking strategy bit of each header */
+	uint32_t fixed;    /* block size by which frame numbers count; 0: headers count samples */
+	bool any_form;     /* while counting: frames of other channels or depth count, too */
+	bool little;       /* the AIFF wants the sound little-endian */
 };
 
 /* What the metadata blocks of a FLAC file say. */
@@ -1477,8 +1475,8 @@ struct track {
 	struct extent *chunks; /* content of the APPLICATION blocks "aiff" behind their id; owned */
 	size_t n_chunks;
 	size_t descriptions; /* bytes of picture descriptions held */
-	bool broken; /* a block's content is not what it should be; the sound is */
-	const char *why; /* what is wrong with the file, for the log */
+	bool broken;         /* a block's content is not what it should be; the sound is */
+	const char *why;     /* what is wrong with the file, for the log */
 };
 
 enum { FLAC_STREAMINFO, FLAC_PADDING, FLAC_APPLICATION, FLAC_SEEKTABLE, FLAC_COMMENT, FLAC_CUESHEET, FLAC_PICTURE };
@@ -1723,7 +1721,7 @@ struct layout {
 	uint64_t sound, unit; /* bytes of sound, of a sample frame */
 	struct piece *pieces; /* owned */
 	size_t n;
-	bool foreign;         /* the original AIFF file, out of APPLICATION blocks */
+	bool foreign; /* the original AIFF file, out of APPLICATION blocks */
 };
 
 static void layout_free(struct layout *l) { free(l->pieces); }
@@ -1745,11 +1743,11 @@ static int fetch_picture(void *arg, uint64_t at, uint8_t *dst, size_t n)
 static struct id3_source track_id3(struct track *t)
 {
 	return (struct id3_source){ .comments = t->comments,
-				    .comments_len = t->comments_len,
-				    .pictures = t->pictures,
-				    .n_pictures = t->n_pictures,
-				    .fetch = fetch_picture,
-				    .arg = &t->stream.fd };
+		                    .comments_len = t->comments_len,
+		                    .pictures = t->pictures,
+		                    .n_pictures = t->n_pictures,
+		                    .fetch = fetch_picture,
+		                    .arg = &t->stream.fd };
 }
 
 /* `flac --keep-foreign-metadata` keeps what an AIFF file had beside its sound in APPLICATION blocks,
@@ -1757,7 +1755,7 @@ static struct id3_source track_id3(struct track *t)
  * of SSND header, offset, block size and the bytes that the offset skips. If they are a complete set
  * that agrees with STREAMINFO, the file is shown as it was. */
 struct foreign {
-	uint64_t form;   /* bytes that FORM's size should count */
+	uint64_t form; /* bytes that FORM's size should count */
 	bool comm, ssnd, aifc, little;
 	uint64_t stated; /* what it does count */
 	bool padded;     /* the sound is followed by a pad byte */
@@ -1960,7 +1958,8 @@ static size_t coded_number(const uint8_t *p, size_t n, uint64_t *v)
  * With s->fixed the coded number counts frames, else sample frames. */
 static bool frame_parse(const struct stream *s, const uint8_t *p, size_t n, struct frame *f)
 {
-	static const uint16_t blocks[16] = { 0, 192, 576, 1152, 2304, 4608, 0, 0, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768 };
+	static const uint16_t blocks[16] = { 0,   192, 576,  1152, 2304, 4608, 0,     0,
+		                             256, 512, 1024, 2048, 4096, 8192, 16384, 32768 };
 	static const uint8_t depths[8] = { 0, 8, 12, 255, 16, 20, 24, 32 };
 	unsigned block, rate, channels, depth;
 	size_t len, extra;
@@ -1981,10 +1980,8 @@ static bool frame_parse(const struct stream *s, const uint8_t *p, size_t n, stru
 		return false;
 	f->block = block == 6 ? p[4 + len] + 1u : block == 7 ? get_u16(p + 4 + len) + 1 : blocks[block];
 	f->sample = s->fixed ? number * s->fixed : number;
-	/* of a fixed size are all but the last */
-	return f->sample < s->samples &&
-	       (!s->fixed || f->block == s->fixed ||
-		(f->block < s->fixed && (f->sample + f->block >= s->samples || s->samples == UNKNOWN)));
+	/* of a fixed size are all but the last, which may come before STREAMINFO says */
+	return f->sample < s->samples && (!s->fixed || f->block <= s->fixed);
 }
 
 /* More than a FLAC frame of `block` sample frames can sensibly take: twice as it is without
@@ -1995,7 +1992,8 @@ static uint64_t frame_bound(const struct stream *s, uint64_t block)
 }
 
 /* The first header in [at, to) whose sample lies in [low, high). 1, 0 for none, or a negative errno. */
-static int frame_search(const struct stream *s, struct search *q, off_t at, off_t to, uint64_t low, uint64_t high, struct frame *f)
+static int frame_search(const struct stream *s, struct search *q, off_t at, off_t to, uint64_t low, uint64_t high,
+                        struct frame *f)
 {
 	while (at < to) {
 		size_t got, n;
@@ -2034,12 +2032,28 @@ static int frame_crc(struct search *q, off_t at, off_t to, uint16_t *crc)
 	return 0;
 }
 
+/* Whether another FLAC file begins in [at, to): "fLaC" and STREAMINFO. 1, 0 or a negative errno. */
+static int frame_other_file(const struct stream *s, struct search *q, off_t at, off_t to)
+{
+	while (at < to) {
+		size_t got;
+		const uint8_t *p = reader_at(&q->r, at, min_u64(8, (uint64_t)(s->end - at)), &got), *f;
+		if (q->r.error || got < 8)
+			return q->r.error;
+		f = memchr(p, 'f', got - 7);
+		if (f && memcmp(f, "fLaC", 4) == 0 && (f[4] & 0x7f) == 0 && get_u24(f + 5) == 34)
+			return at + (f - p) < to;
+		at += f ? f - p + 1 : (off_t)got - 7;
+	}
+	return 0;
+}
+
 /* The frame that follows *f: the one whose number is next, else (frames are missing) the first with
  * a later one. Strict: see above. 1, 0 where there is none, or a negative errno. */
 static int frame_next(const struct stream *s, struct search *q, struct frame *f, bool strict)
 {
 	uint64_t want = f->sample + f->block;
-	off_t at = f->at + 1, crc_at = f->at, bound = f->at + (off_t)frame_bound(s, f->block);
+	off_t at = f->at + 1, crc_at = f->at, bound = f->at + (off_t)frame_bound(s, max_u64(f->block, s->fixed));
 	struct frame next, other = { 0 };
 	uint16_t crc = 0;
 	int rc;
@@ -2061,6 +2075,10 @@ static int frame_next(const struct stream *s, struct search *q, struct frame *f,
 	}
 	if (rc < 0 || !other.block)
 		return rc;
+	/* frames are missing: make sure that the next ones are not those of a file that has been appended */
+	rc = other.sample == want ? 0 : frame_other_file(s, q, f->at, other.at);
+	if (rc)
+		return rc < 0 ? rc : 0;
 	*f = other;
 	return 1;
 }
@@ -2163,7 +2181,7 @@ static void anchors_start(struct anchors *as, const struct stream *s)
 
 /* The last anchor at or before `sample` (a sure one, if asked), and the first behind it or the end. */
 static void anchors_around(const struct anchors *as, const struct stream *s, uint64_t sample, bool sure,
-			   struct anchor *low, struct anchor *high)
+                           struct anchor *low, struct anchor *high)
 {
 	*high = (struct anchor){ s->samples, s->end, false };
 	for (size_t i = as->n; i-- > 0;) {
@@ -2213,26 +2231,32 @@ static off_t bytes_of(const struct stream *s, uint64_t samples)
 	return (off_t)((double)(s->end - s->audio) * ((double)samples / (double)s->samples));
 }
 
-/* Whether the numbers grow from the file's first byte to its last, as a jump needs it. Adds the
- * frames it has found. 1, 0 or a negative errno. */
+/* Whether the numbers grow from the file's first byte to its last, as a jump needs it. Looks at the
+ * end, at twice as far from it, and so on up to the middle, so that a second stream behind the first
+ * shows however short it is. 1, 0 or a negative errno. */
 static int frame_survey(const struct stream *s, struct search *q, struct anchor *middle, struct anchor *last)
 {
-	off_t at = s->end - (off_t)min_u64((uint64_t)(s->end - s->audio), frame_bound(s, max_u64(s->max_block, s->fixed)));
+	off_t half = (s->end - s->audio) / 2;
+	off_t back = (off_t)min_u64((uint64_t)(s->end - s->audio), frame_bound(s, max_u64(s->max_block, s->fixed)));
 	struct frame f;
 	int rc;
 	last->at = 0;
-	while ((rc = frame_search(s, q, at, s->end, 0, s->samples, &f)) == 1) {
+	for (off_t at = s->end - back; (rc = frame_search(s, q, at, s->end, 0, s->samples, &f)) == 1; at = f.at + 1)
 		if (f.sample + f.block >= s->samples && frame_plausible(s, 0, s->audio, f.sample, f.at))
 			*last = (struct anchor){ f.sample, f.at, false };
-		at = f.at + 1;
-	}
 	if (rc < 0 || !last->at)
 		return rc;
-	rc = frame_search(s, q, s->audio + (last->at - s->audio) / 2, last->at, 1, s->samples, &f);
-	if (rc <= 0)
-		return rc;
-	*middle = (struct anchor){ f.sample, f.at, false };
-	return frame_plausible(s, 0, s->audio, f.sample, f.at) && frame_plausible(s, f.sample, f.at, last->sample, last->at);
+	*middle = *last;
+	do {
+		back = back < half / 2 ? 2 * back : half;
+		rc = frame_search(s, q, s->end - back, last->at + 1, 1, s->samples, &f);
+		if (rc <= 0)
+			return rc;
+		if (f.at != middle->at && !frame_plausible(s, f.sample, f.at, middle->sample, middle->at))
+			return 0;
+		*middle = (struct anchor){ f.sample, f.at, false };
+	} while (back < half);
+	return frame_plausible(s, 0, s->audio, middle->sample, middle->at);
 }
 
 /* What the SEEKTABLE says of a place at or before `target` and behind *low, if a frame is there. */
@@ -2265,7 +2289,8 @@ static int frame_jump(const struct stream *s, struct search *q, uint64_t target,
 	off_t early = bytes_of(s, max_u64(s->fixed, s->fixed ? 0 : s->max_block)) * 3 / 2;
 	for (int tries = 0; tries < 40 && target - low->sample > samples_in(s, FRAME_WINDOW); tries++) {
 		double part = (double)(target - low->sample) / (double)(high.sample - low->sample);
-		off_t span = high.at - low->at, guess = low->at + (off_t)((double)span * (tries < 8 ? part : 0.5)) - early;
+		off_t span = high.at - low->at,
+		      guess = low->at + (off_t)((double)span * (tries < 8 ? part : 0.5)) - early;
 		struct frame f;
 		int rc;
 		if (guess <= low->at)
@@ -2288,18 +2313,15 @@ static int frame_jump(const struct stream *s, struct search *q, uint64_t target,
 
 /* Walks from *low to the frame that holds `target`. Frames of a strict walk are remembered now and
  * then, so that no part of a file is walked twice. */
-static int frame_walk(const struct stream *s, struct search *q, struct anchors *as, pthread_mutex_t *lock, uint64_t target,
-		      struct anchor low, bool strict, struct frame *f)
+static int frame_walk(const struct stream *s, struct search *q, struct anchors *as, pthread_mutex_t *lock,
+                      uint64_t target, struct anchor low, bool strict, struct frame *f)
 {
 	int rc = frame_search(s, q, low.at, low.at + 1, low.sample, low.sample + 1, f);
 	off_t noted = low.at;
 	if (rc < 0)
 		return rc;
-	if (rc == 0) { /* damaged: go on behind it */
-		*f = (struct frame){ low.at, low.sample, s->fixed };
-		if (target < f->sample + f->block)
-			return 0;
-	}
+	if (rc == 0) /* damaged: go on from here, for the frame itself or the one behind it */
+		*f = (struct frame){ low.at - 1, low.sample, 0 };
 	while (target >= f->sample + f->block) {
 		rc = frame_next(s, q, f, strict);
 		if (rc <= 0)
@@ -2328,10 +2350,11 @@ static bool frame_at(const struct stream *s, off_t at, uint64_t sample)
  * header of such a frame, *f then being the next one if f->sample is beyond target; or a negative
  * errno. `lock` guards *as. */
 static int frame_locate(const struct stream *s, struct anchors *as, pthread_mutex_t *lock, uint64_t target, bool strict,
-			struct frame *f)
+                        struct frame *f)
 {
 	uint8_t window[FRAME_WINDOW];
-	struct search q = { .r = { .fd = s->fd, .buf = window, .room = sizeof window }, .left = s->end - s->audio + (16 << 20) };
+	struct search q = { .r = { .fd = s->fd, .buf = window, .room = sizeof window },
+		            .left = s->end - s->audio + (16 << 20) };
 	struct anchor low, high, middle, last;
 	bool surveyed, tidy;
 	int rc = 1;
@@ -2454,32 +2477,32 @@ struct decoder {
 	/* what the claim knows; guarded by depot.lock */
 	struct handle *handle;
 	struct decoder *newer, *older; /* list of idle ones, of all handles */
-	uint64_t used;       /* when it was let go: depot.reads of then */
+	uint64_t used;                 /* when it was let go: depot.reads of then */
 	bool busy;
-	bool closing;        /* while busy: all is decoded, and it takes no heir any more */
-	uint64_t goal;       /* while busy: the first byte of sound behind what it has to decode */
-	struct rest *heir;   /* while busy: the read that wants the rest of the last frame */
+	bool closing;      /* while busy: all is decoded, and it takes no heir any more */
+	uint64_t goal;     /* while busy: the first byte of sound behind what it has to decode */
+	struct rest *heir; /* while busy: the read that wants the rest of the last frame */
 
 	/* the rest belongs to the worker that has claimed it */
 	const struct stream *s;
 	unsigned generation; /* handle.generation when it was moved */
 	FLAC__StreamDecoder *flac;
 	uint8_t head[STREAM_HEAD];
-	size_t head_read;    /* bytes of the head that libFLAC has */
-	off_t fed;           /* the source from here on it has not */
-	off_t limit;         /* nor does it get what lies behind here */
-	off_t at;            /* offset of the next frame, */
-	uint64_t next;       /* and the sample frame at which it begins */
-	bool lost;           /* it stands nowhere: it has to be moved */
-	uint64_t kept_at;    /* the last frame that was not wanted whole: first byte of sound */
-	size_t kept_len;     /* and bytes; it ends where `next` begins. 0: none */
+	size_t head_read; /* bytes of the head that libFLAC has */
+	off_t fed;        /* the source from here on it has not */
+	off_t limit;      /* nor does it get what lies behind here */
+	off_t at;         /* offset of the next frame, */
+	uint64_t next;    /* and the sample frame at which it begins */
+	bool lost;        /* it stands nowhere: it has to be moved */
+	uint64_t kept_at; /* the last frame that was not wanted whole: first byte of sound */
+	size_t kept_len;  /* and bytes; it ends where `next` begins. 0: none */
 	size_t kept_room;
 	uint8_t *kept;
 	/* while a frame is decoded */
-	uint8_t *dst;        /* where byte `from` of the sound goes */
+	uint8_t *dst; /* where byte `from` of the sound goes */
 	uint64_t from, to;
 	unsigned frames, errors; /* callbacks */
-	int io;              /* a negative errno of the source, or -ENOMEM */
+	int io;                  /* a negative errno of the source, or -ENOMEM */
 };
 
 /* First byte of sound from which it can go on without being moved, and the last. */
@@ -2508,7 +2531,8 @@ static FLAC__StreamDecoderReadStatus feed(const FLAC__StreamDecoder *f, FLAC__by
 		memcpy(p, d->head + d->head_read, (size_t)n);
 		d->head_read += (size_t)n;
 	} else {
-		n = d->fed >= d->limit ? 0 : read_at(d->s->fd, p, min_u64(*bytes, (uint64_t)(d->limit - d->fed)), d->fed);
+		n = d->fed >= d->limit ? 0
+		                       : read_at(d->s->fd, p, min_u64(*bytes, (uint64_t)(d->limit - d->fed)), d->fed);
 		d->fed += n > 0 ? (off_t)n : 0;
 	}
 	*bytes = n > 0 ? (size_t)n : 0; /* or libFLAC asks for ever */
@@ -2530,7 +2554,7 @@ static FLAC__StreamDecoderTellStatus tell(const FLAC__StreamDecoder *f, FLAC__ui
 /* Takes the samples of one frame: into the reply if it is wanted whole, else into `kept`, and what
  * is wanted of it from there. */
 static FLAC__StreamDecoderWriteStatus take(const FLAC__StreamDecoder *f, const FLAC__Frame *frame,
-					   const FLAC__int32 *const buffer[], void *arg)
+                                           const FLAC__int32 *const buffer[], void *arg)
 {
 	struct decoder *d = arg;
 	const struct stream *s = d->s;
@@ -2547,7 +2571,8 @@ static FLAC__StreamDecoderWriteStatus take(const FLAC__StreamDecoder *f, const F
 	end = d->next * unit;
 	d->kept_len = 0;
 	if (begin >= d->from && end <= d->to) {
-		aiff_pack(d->dst + (begin - d->from), buffer, 0, (size_t)(d->next - first), s->channels, s->bytes, shift, s->little);
+		aiff_pack(d->dst + (begin - d->from), buffer, 0, (size_t)(d->next - first), s->channels, s->bytes,
+		          shift, s->little);
 		return FLAC__STREAM_DECODER_WRITE_STATUS_CONTINUE;
 	}
 	if (d->kept_room < end - begin) {
@@ -2597,8 +2622,9 @@ static struct decoder *decoder_new(const struct stream *s)
 	d->head[8 + 13] &= 0xf0; /* total samples: what lies behind them is not asked for anyway */
 	memset(d->head + 8 + 14, 0, 4);
 	d->flac = FLAC__stream_decoder_new();
-	if (!d->flac || FLAC__stream_decoder_init_stream(d->flac, feed, NULL, tell, NULL, NULL, take, NULL, complain, d) !=
-				FLAC__STREAM_DECODER_INIT_STATUS_OK ||
+	if (!d->flac ||
+	    FLAC__stream_decoder_init_stream(d->flac, feed, NULL, tell, NULL, NULL, take, NULL, complain, d) !=
+	            FLAC__STREAM_DECODER_INIT_STATUS_OK ||
 	    !FLAC__stream_decoder_process_until_end_of_metadata(d->flac)) {
 		decoder_free(d);
 		return NULL;
@@ -2625,7 +2651,8 @@ static int decoder_step(struct decoder *d)
 	d->frames = d->errors = 0;
 	d->io = 0;
 	d->limit = (off_t)min_u64((uint64_t)d->s->end,
-				  (uint64_t)d->at + 65536 + 2 * frame_bound(d->s, max_u64(d->s->fixed, d->s->fixed ? 0 : 65535)));
+	                          (uint64_t)d->at + 65536 +
+	                                  2 * frame_bound(d->s, max_u64(d->s->fixed, d->s->fixed ? 0 : 65535)));
 	ok = FLAC__stream_decoder_process_single(d->flac);
 	if (d->io == 0 && FLAC__stream_decoder_get_state(d->flac) == FLAC__STREAM_DECODER_MEMORY_ALLOCATION_ERROR)
 		d->io = -ENOMEM;
@@ -2691,23 +2718,23 @@ struct identity {
 /* One open AIFF file. */
 struct handle {
 	int fd;
-	char *path;                 /* for the log */
+	char *path; /* for the log */
 	struct layout layout;
-	struct ticket_lock queue;   /* who may claim next; its holder may set: */
+	struct ticket_lock queue; /* who may claim next; its holder may set: */
 	struct stream stream;
-	bool learned;               /* stream_learn has been called */
+	bool learned; /* stream_learn has been called */
 
-	pthread_mutex_t lock;       /* guards: */
+	pthread_mutex_t lock; /* guards: */
 	struct anchors anchors;
-	struct identity identity;   /* of the source, when last found to be good */
-	uint64_t tags;              /* a hash of its tags */
-	unsigned generation;        /* how often the source has changed without harm */
-	bool retagged;              /* the source has other tags now */
+	struct identity identity; /* of the source, when last found to be good */
+	uint64_t tags;            /* a hash of its tags */
+	unsigned generation;      /* how often the source has changed without harm */
+	bool retagged;            /* the source has other tags now */
 
 	/* guarded by depot.lock */
 	struct decoder **decoders;
 	unsigned n_decoders;
-	bool waiting;               /* the holder of the ticket, on `freed` */
+	bool waiting; /* the holder of the ticket, on `freed` */
 	pthread_cond_t freed;
 	struct handle *next_waiting;
 };
@@ -2952,15 +2979,17 @@ static struct identity identity_of(const struct stat *st)
 {
 #ifdef __APPLE__
 	return (struct identity){ (uint64_t)st->st_dev, st->st_ino, st->st_size, nanoseconds(&st->st_mtimespec),
-				  nanoseconds(&st->st_ctimespec) };
+		                  nanoseconds(&st->st_ctimespec) };
 #else
-	return (struct identity){ st->st_dev, st->st_ino, st->st_size, nanoseconds(&st->st_mtim), nanoseconds(&st->st_ctim) };
+	return (struct identity){ st->st_dev, st->st_ino, st->st_size, nanoseconds(&st->st_mtim),
+		                  nanoseconds(&st->st_ctim) };
 #endif
 }
 
 static bool identity_same(const struct identity *a, const struct identity *b)
 {
-	return a->dev == b->dev && a->ino == b->ino && a->size == b->size && a->mtime == b->mtime && a->ctime == b->ctime;
+	return a->dev == b->dev && a->ino == b->ino && a->size == b->size && a->mtime == b->mtime &&
+	       a->ctime == b->ctime;
 }
 
 /* Whether it was changed within the last clock tick: it could change again without a sign of it. */
@@ -3008,8 +3037,9 @@ static int handle_check(struct handle *h)
 	if (same)
 		return 0;
 	rc = track_read(&t, h->fd, st.st_size);
-	if (rc == 0 && (memcmp(t.stream.info, h->stream.info, sizeof t.stream.info) != 0 || t.stream.audio != h->stream.audio ||
-			(!touched && (h->layout.foreign || memcmp(t.stream.info + 18, no_md5, 16) == 0))))
+	if (rc == 0 &&
+	    (memcmp(t.stream.info, h->stream.info, sizeof t.stream.info) != 0 || t.stream.audio != h->stream.audio ||
+	     (!touched && (h->layout.foreign || memcmp(t.stream.info + 18, no_md5, 16) == 0))))
 		rc = -EIO;
 	if (rc == 0) {
 		pthread_mutex_lock(&h->lock);
@@ -3082,7 +3112,7 @@ static uint64_t sound_behind(struct handle *h, uint64_t sample)
 
 /* Decodes bytes [from, to) of the sound with a decoder that is claimed. */
 static int sound_decode(struct depot *p, struct handle *h, struct decoder *d, uint8_t *dst, uint64_t from, uint64_t to,
-			bool conceal)
+                        bool conceal)
 {
 	uint64_t unit = h->layout.unit;
 	struct anchor end;
@@ -3101,6 +3131,8 @@ static int sound_decode(struct depot *p, struct handle *h, struct decoder *d, ui
 	while (rc == -EIO || (rc == 0 && decoder_end(d) < to)) {
 		if (rc == 0) {
 			rc = decoder_step(d);
+			if (rc == -EIO) /* the frame may be whole, behind something that is none */
+				rc = sound_move(p, h, d, d->next);
 			continue;
 		}
 		log_problem(h->path, "damaged", "damaged at sample %" PRIu64, d->next);
@@ -3197,8 +3229,9 @@ static int handle_read(struct depot *p, struct handle *h, uint8_t *dst, uint64_t
 		to -= c->at;
 		switch (c->kind) {
 		case PIECE_HEADER:
-			aiff_header(header, (uint32_t)(h->layout.size - 8), h->stream.channels, (uint32_t)h->stream.samples,
-				    h->stream.bits, h->stream.rate, (uint32_t)h->layout.sound);
+			aiff_header(header, (uint32_t)(h->layout.size - 8), h->stream.channels,
+			            (uint32_t)h->stream.samples, h->stream.bits, h->stream.rate,
+			            (uint32_t)h->layout.sound);
 			memcpy(out, header + from, (size_t)(to - from));
 			break;
 		case PIECE_SOUND:
@@ -3236,11 +3269,11 @@ static int handle_read(struct depot *p, struct handle *h, uint8_t *dst, uint64_t
 
 struct cached {
 	struct identity id;
-	uint32_t form;      /* AIFF size - 8 */
-	uint32_t next;      /* in the bucket: index + 1, 0 ends it */
-	int16_t error;      /* a negative errno, or 0 */
-	bool odd : 1;       /* the sound has a pad byte */
-	bool foreign : 1;   /* it is the original AIFF file */
+	uint32_t form;    /* AIFF size - 8 */
+	uint32_t next;    /* in the bucket: index + 1, 0 ends it */
+	int16_t error;    /* a negative errno, or 0 */
+	bool odd : 1;     /* the sound has a pad byte */
+	bool foreign : 1; /* it is the original AIFF file */
 	bool used : 1;
 };
 
@@ -3350,9 +3383,9 @@ struct fs {
 	char *mountpoint;   /* the same */
 	const char *hidden; /* the mountpoint below the source, or null; part of `mountpoint` */
 	int follow, conceal, no_foreign;
-	int stats;          /* write the statistics at the end */
+	int stats; /* write the statistics at the end */
 	unsigned workers;
-	bool as_caller;     /* symlinks are followed with the caller's rights, not ours */
+	bool as_caller; /* symlinks are followed with the caller's rights, not ours */
 	struct depot depot;
 	struct cache cache;
 	pthread_mutex_t opened_lock; /* guards: */
@@ -3376,7 +3409,8 @@ static int open_stepwise(int root, const char *path, int flags)
 		} else {
 			memcpy(name, n ? path : ".", n ? n : 1);
 			name[n ? n : 1] = 0;
-			fd = openat(at, name, path[n] ? O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC : flags | O_NOFOLLOW);
+			fd = openat(at, name,
+			            path[n] ? O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC : flags | O_NOFOLLOW);
 		}
 		if (fd >= 0 && !(flags & O_NOFOLLOW) && fstat(fd, &st) == 0 && S_ISLNK(st.st_mode)) {
 			close(fd);
@@ -3485,10 +3519,7 @@ static const char *path_below(const char *path, const char *base)
 
 /* Whether `path`, relative to the source, is the mountpoint or below it: the daemon must not call
  * itself. */
-static bool path_hidden(const struct fs *fs, const char *path)
-{
-	return fs->hidden && path_below(path, fs->hidden);
-}
+static bool path_hidden(const struct fs *fs, const char *path) { return fs->hidden && path_below(path, fs->hidden); }
 
 /* Opens a path without symlinks, which may lie in the source or not. */
 static int open_resolved(const struct fs *fs, const char *path, int flags)
@@ -3658,7 +3689,8 @@ static enum kind name_source(const struct names *names, const char *shown, char 
 		if (names->kind(names->arg, source) == KIND_FLAC)
 			return KIND_FLAC;
 	}
-	for (unsigned nth = 1; ends_in(source, AIFF_EXT, false) || nth == 1; nth++) { /* a name that was not its first choice? */
+	for (unsigned nth = 1; ends_in(source, AIFF_EXT, false) || nth == 1;
+	     nth++) { /* a name that was not its first choice? */
 		memcpy(source, shown, n);
 		if (n <= EXT_LEN * nth)
 			break;
@@ -3827,11 +3859,11 @@ static int listing_read(const struct fs *fs, struct listing *l, DIR *dir)
 
 /* What a path of the mount names in the source. */
 struct place {
-	int dir;                  /* descriptor of its directory; to be closed */
-	char name[NAME_MAX + 1];  /* in it */
-	char path[PATH_MAX];      /* below the source; "" is the source itself */
+	int dir;                 /* descriptor of its directory; to be closed */
+	char name[NAME_MAX + 1]; /* in it */
+	char path[PATH_MAX];     /* below the source; "" is the source itself */
 	enum kind kind;
-	struct stat st;           /* the source's */
+	struct stat st; /* the source's */
 };
 
 static struct fs *fs_get(void) { return fuse_get_context()->private_data; }
@@ -3868,7 +3900,8 @@ static int place_find(const struct fs *fs, const char *path, struct place *p)
 
 /* What the metadata of the FLAC file at `fd` come to: the track, with its samples counted where it
  * does not say them, and the layout. Both are to be freed, whatever comes out. */
-static int track_look(struct fs *fs, int fd, const struct identity *id, const char *path, struct track *t, struct layout *l)
+static int track_look(struct fs *fs, int fd, const struct identity *id, const char *path, struct track *t,
+                      struct layout *l)
 {
 	uint8_t window[FRAME_WINDOW];
 	struct search q = { .r = { .fd = fd, .buf = window, .room = sizeof window } };
@@ -3879,7 +3912,8 @@ static int track_look(struct fs *fs, int fd, const struct identity *id, const ch
 	if (rc == 0 && t->stream.samples == 0 && t->stream.audio < t->stream.end) {
 		if (cache_get(&fs->cache, id, &known) && known.error == 0 && !known.foreign) {
 			rc = layout_make(l, t, false); /* as it would be without sound */
-			t->stream.samples = (known.form + UINT64_C(8) - l->size - known.odd) / stream_frame_bytes(&t->stream);
+			t->stream.samples = (known.form + UINT64_C(8) - l->size - known.odd) /
+			                    stream_frame_bytes(&t->stream);
 			layout_free(l);
 		} else {
 			rc = stream_learn(&t->stream, &q);
@@ -3905,9 +3939,14 @@ static int track_look(struct fs *fs, int fd, const struct identity *id, const ch
 }
 
 /* Remembers what track_look said, unless it was a passing trouble. */
-static void look_remember(struct fs *fs, const struct identity *id, int rc, const struct track *t, const struct layout *l)
+static void look_remember(struct fs *fs, const struct identity *id, int rc, const struct track *t,
+                          const struct layout *l)
 {
-	struct cached e = { .id = *id, .form = (uint32_t)(l->size - 8), .error = (int16_t)rc, .odd = l->sound & 1, .foreign = l->foreign };
+	struct cached e = { .id = *id,
+		            .form = (uint32_t)(l->size - 8),
+		            .error = (int16_t)rc,
+		            .odd = l->sound & 1,
+		            .foreign = l->foreign };
 	if (rc == 0 || t->why)
 		cache_put(&fs->cache, &e);
 }
@@ -3951,10 +3990,10 @@ static int attr_show(struct fs *fs, int dir, const char *name, const char *path,
 /* What fi->fh points at. */
 struct opened {
 	int fd;
-	struct handle *handle; /* null: a file that is passed through */
-	uint64_t path;         /* a hash of the path it was opened by */
+	struct handle *handle;    /* null: a file that is passed through */
+	uint64_t path;            /* a hash of the path it was opened by */
 	struct identity identity; /* of the source then */
-	struct opened *next;   /* guarded by fs.opened_lock */
+	struct opened *next;      /* guarded by fs.opened_lock */
 };
 
 static struct opened *opened_of(const struct fuse_file_info *fi) { return (struct opened *)(uintptr_t)fi->fh; }
@@ -3998,7 +4037,8 @@ static void link_target(const struct fs *fs, const struct place *p, char *target
 	if (!flac_name(base))
 		return;
 	if (*target != '/') {
-		snprintf(path, sizeof path, "%.*s/%.*s", slash ? (int)(slash - p->path) : 0, p->path, (int)(base - target), target);
+		snprintf(path, sizeof path, "%.*s/%.*s", slash ? (int)(slash - p->path) : 0, p->path,
+		         (int)(base - target), target);
 		dir.fd = source_open(fs, path[0] == '/' ? path + 1 : path, O_PATH | O_DIRECTORY | O_CLOEXEC, false);
 		if (dir.fd >= 0) {
 			dir.path = path;
@@ -4240,7 +4280,7 @@ static int fs_releasedir(const char *path, struct fuse_file_info *fi)
  * the same until then. Attributes are complete or, where a file cannot be looked at, just its type:
  * half of them would be believed. */
 static int fs_readdir(const char *path, void *buf, fuse_fill_dir_t fill, off_t at, struct fuse_file_info *fi,
-		      enum fuse_readdir_flags flags)
+                      enum fuse_readdir_flags flags)
 {
 	struct fs *fs = fs_get();
 	struct listing *l = (struct listing *)(uintptr_t)fi->fh;
@@ -4278,7 +4318,8 @@ static int fs_readdir(const char *path, void *buf, fuse_fill_dir_t fill, off_t a
 			continue;
 		}
 		whole = plus && attr_show(fs, dir, e->source, source, e->kind, &st) == 0;
-		if (fill(buf, e->kind == KIND_FLAC ? shown : e->source, &st, (off_t)i + 3, whole ? FUSE_FILL_DIR_PLUS : 0))
+		if (fill(buf, e->kind == KIND_FLAC ? shown : e->source, &st, (off_t)i + 3,
+		         whole ? FUSE_FILL_DIR_PLUS : 0))
 			rc = 1;
 	}
 	close(dir);
@@ -4302,11 +4343,22 @@ static void *fs_init(struct fuse_conn_info *conn, struct fuse_config *cfg)
 	 * for others, so that a stat finds a free one while a slow source holds all of these. */
 	if (conn->max_background == 0)
 		conn->max_background = fs->workers - fs->workers / 4;
-	conn->want &= ~(unsigned)FUSE_CAP_SPLICE_READ; /* requests are to arrive in memory */
+	conn->want &= ~(unsigned)FUSE_CAP_SPLICE_READ;      /* requests are to arrive in memory */
 	conn->want &= ~(unsigned)FUSE_CAP_READDIRPLUS_AUTO; /* who lists a library wants sizes */
 	cfg->use_ino = 1;
 	cfg->nullpath_ok = 1;
 	return fs;
+}
+
+/* Answers as if it were not there, but libfuse would not free the handle then. */
+static int fs_poll(const char *path, struct fuse_file_info *fi, struct fuse_pollhandle *ph, unsigned *events)
+{
+	(void)path;
+	(void)fi;
+	(void)events;
+	if (ph)
+		fuse_pollhandle_destroy(ph);
+	return -ENOSYS;
 }
 
 static const struct fuse_operations fs_operations = {
@@ -4320,6 +4372,7 @@ static const struct fuse_operations fs_operations = {
 	.readdir = fs_readdir,
 	.releasedir = fs_releasedir,
 	.statfs = fs_statfs,
+	.poll = fs_poll,
 };
 
 /* ---- THREAD POOL ------------------------------------------------------------------------------ */
@@ -4343,7 +4396,7 @@ struct pool {
 	struct fuse_session *session;
 	struct worker *workers;
 	unsigned n;
-	pthread_t owner;      /* gets `signal` when the workers leave by themselves */
+	pthread_t owner; /* gets `signal` when the workers leave by themselves */
 	int signal;
 	pthread_mutex_t lock; /* guards `live` */
 	pthread_cond_t left;
@@ -4457,7 +4510,10 @@ struct options {
 
 enum { KEY_DROP, KEY_NO_EFFECT, KEY_ALLOW_OTHER, KEY_DEBUG };
 
-#define OPTION(t, member) { t, offsetof(struct options, member), 1 }
+#define OPTION(t, member)                                                                                              \
+	{                                                                                                              \
+		t, offsetof(struct options, member), 1                                                                 \
+	}
 static const struct fuse_opt option_table[] = {
 	OPTION("-h", help),
 	OPTION("--help", help),
@@ -4570,18 +4626,22 @@ static void print_help(void)
 	     "  -f                   stay in the foreground, log to stderr\n"
 	     "  -d                   the same, and print every request\n"
 	     "  -s                   one worker: -o max_threads=1\n"
-	     "  -o max_threads=N     workers, 1 to " STRING(MAX_WORKERS) " (the larger of 16 and two per CPU)\n"
-	     "  -o follow_symlinks   show what symlinks point at (off: show symlinks)\n"
-	     "  -o conceal           silence for damaged sound (off: an input/output error)\n"
-	     "  -o no_foreign        AIFF metadata kept by flac are not used (off: used)\n"
-	     "  -o stat_cache=N      files whose size is remembered (" STRING(STAT_CACHE) "; 0: none)\n"
-	     "  -o stats             write the statistics line when unmounted (off)\n"
-	     "  -o nonempty          allow source and mountpoint to be the same (off)\n"
-	     "  -o allow_other       let other users in; see fuse.conf(5)\n"
-	     "  -o ...               all else that mount.fuse3(8) lists\n"
-	     "  -h, -V               this help, the version\n"
-	     "\n"
-	     "Unmount with: fusermount3 -u mountpoint");
+	     "  -o max_threads=N     workers, 1 to " STRING(
+		     MAX_WORKERS) " (the larger of 16 and two per CPU)\n"
+	                          "  -o follow_symlinks   show what symlinks point at (off: show symlinks)\n"
+	                          "  -o conceal           silence for damaged sound (off: an input/output error)\n"
+	                          "  -o no_foreign        AIFF metadata kept by flac are not used (off: used)\n"
+	                          "  -o stat_cache=N      files whose size is remembered (" STRING(
+					  STAT_CACHE) "; 0: none)\n"
+	                                              "  -o stats             write the statistics line when unmounted "
+	                                              "(off)\n"
+	                                              "  -o nonempty          allow source and mountpoint to be the "
+	                                              "same (off)\n"
+	                                              "  -o allow_other       let other users in; see fuse.conf(5)\n"
+	                                              "  -o ...               all else that mount.fuse3(8) lists\n"
+	                                              "  -h, -V               this help, the version\n"
+	                                              "\n"
+	                                              "Unmount with: fusermount3 -u mountpoint");
 }
 
 /* ---- MAIN ------------------------------------------------------------------------------------- */
@@ -4612,6 +4672,8 @@ static void open_source(struct fs *fs, const struct options *o)
 {
 	struct stat st;
 	const char *below;
+	if (strncmp(o->mountpoint, "/dev/fd/", 8) == 0) /* where that is mounted is not known */
+		usage_error("%s: drop_privileges does not work with aifffffs", o->mountpoint);
 	fs->root = open(o->source, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	if (fs->root < 0)
 		err(1, "%s", o->source);
@@ -4663,11 +4725,12 @@ static void fs_setup(struct fs *fs, const struct options *o)
 	if (o->max_threads && !o->single)
 		fs->workers = option_number("max_threads", o->max_threads, 1, MAX_WORKERS);
 	fs->depot = (struct depot){ .lock = PTHREAD_MUTEX_INITIALIZER,
-				    .cpus = cpus,
-				    .per_handle = (unsigned)max_u64(4, cpus),
-				    .idle_max = IDLE_DECODERS };
+		                    .cpus = cpus,
+		                    .per_handle = (unsigned)max_u64(4, cpus),
+		                    .idle_max = IDLE_DECODERS };
 	fs->opened_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
-	if (cache_init(&fs->cache, o->stat_cache ? option_number("stat_cache", o->stat_cache, 0, 1u << 30) : STAT_CACHE) != 0)
+	if (cache_init(&fs->cache,
+	               o->stat_cache ? option_number("stat_cache", o->stat_cache, 0, 1u << 30) : STAT_CACHE) != 0)
 		errx(1, "stat_cache: %s", strerror(ENOMEM));
 }
 
@@ -4676,17 +4739,14 @@ static void write_stats(struct fs *fs)
 {
 	struct depot *p = &fs->depot;
 	pthread_mutex_lock(&p->lock);
-	log_line("stats threads=%u handles=%u decoders=%u reads=%" PRIu64 " hits=%" PRIu64 " seeks=%" PRIu64 " errors=%" PRIu64
-		 " fallbacks=%" PRIu64,
-		 fs->workers, p->handles, p->alive, p->reads, p->hits, p->seeks, p->errors, p->fallbacks);
+	log_line("stats threads=%u handles=%u decoders=%u reads=%" PRIu64 " hits=%" PRIu64 " seeks=%" PRIu64
+	         " errors=%" PRIu64 " fallbacks=%" PRIu64,
+	         fs->workers, p->handles, p->alive, p->reads, p->hits, p->seeks, p->errors, p->fallbacks);
 	pthread_mutex_unlock(&p->lock);
 }
 
 /* libfuse's own messages, once there is no stderr. */
-static void log_libfuse(enum fuse_log_level level, const char *fmt, va_list ap)
-{
-	vsyslog((int)level, fmt, ap);
-}
+static void log_libfuse(enum fuse_log_level level, const char *fmt, va_list ap) { vsyslog((int)level, fmt, ap); }
 
 /* Options for libfuse that are ours to give: always read-only, permissions checked by the kernel. */
 static int add_options(struct fuse_args *args, const struct fs *fs)
@@ -4782,10 +4842,15 @@ int main(int argc, char *argv[])
 
 	if (fuse_opt_parse(&args, &o, option_table, take_option) != 0)
 		return 2;
-	if (o.help)
-		return print_help(), 0;
-	if (o.version)
-		return printf("aifffffs %s, libfuse %s, libFLAC %s\n", AIFFFFFS_VERSION, fuse_pkgversion(), FLAC__VERSION_STRING), 0;
+	if (o.help || o.version) {
+		if (o.help)
+			print_help();
+		else
+			printf("aifffffs %s, libfuse %s, libFLAC %s\n", AIFFFFFS_VERSION, fuse_pkgversion(),
+			       FLAC__VERSION_STRING);
+		fuse_opt_free_args(&args);
+		return 0;
+	}
 	if (!o.source || !o.mountpoint)
 		usage_error(o.source ? "no mountpoint" : "no source and no mountpoint");
 	fs_setup(&fs, &o);

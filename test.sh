@@ -16,7 +16,7 @@ cd "$(dirname "$0")" || exit 1
 export LC_ALL=C.UTF-8
 HERE=$PWD
 AIFFFFFS=$(realpath "${AIFFFFFS:-./aifffffs}")
-SECTIONS=(mount names sound conformance tags listing seek foreign ticket threads pages)
+SECTIONS=(mount names sound conformance tags listing seek foreign ticket threads pages boot shares readers install lesson style)
 
 # ---- the verbs of a test ------------------------------------------------------------------------
 
@@ -549,10 +549,10 @@ section_conformance() {
       check "$name: refused with a log line by a libFLAC without 32 bits" grep -q 'more than 24 bits per sample' "$log"
       continue
     fi
-    reference "$f" "$work/ref/r.aiff"
-    equal "$name: as flac -d, byte for byte" "$(md5_of "$work/ref/r.aiff")" "$(md5_of "$mnt/bare/$name.aiff")"
-    equal "$name: and the sound with its metadata on" "$(tail -c +55 "$work/ref/r.aiff" | md5sum)" \
-      "$(tail -c +55 "$mnt/$name.aiff" | head -c $(($(stat -c %s "$work/ref/r.aiff") - 54)) | md5sum)"
+    reference "$f" "$work/scratch.aiff"
+    equal "$name: as flac -d, byte for byte" "$(md5_of "$work/scratch.aiff")" "$(md5_of "$mnt/bare/$name.aiff")"
+    equal "$name: and the sound with its metadata on" "$(tail -c +55 "$work/scratch.aiff" | md5sum)" \
+      "$(tail -c +55 "$mnt/$name.aiff" | head -c $(($(stat -c %s "$work/scratch.aiff") - 54)) | md5sum)"
   done
   for f in "$src"/u0[1-4]* "$src"/u1* "$src"/f*; do
     name=$(basename "$f" .flac)
@@ -2089,7 +2089,7 @@ C
 
 section_seek() {
   local src=$work/seek name block sound how f files=${FLAC_TEST_FILES:-}
-  mkdir -p "$src" "$work/ref"
+  mkdir -p "$src"
   for block in 16 192 4096 65535; do
     tune 16 2 44100 $((block == 16 ? 40000 : 300000)) | flac_of 16 2 44100 "$src/b$block.flac" --blocksize="$block" --no-padding
     bare "$src/b$block.flac"
@@ -2116,11 +2116,11 @@ section_seek() {
     # 32 bits without a libFLAC that can
     [[ $name = c05-uncommon ]] && ! head -c 1 "$mnt/$name.aiff" >/dev/null 2>&1 && continue
     # what flac makes of it, in our header (FORM counts the tag) and with our tag behind
-    reference "$f" "$work/ref/seek.raw"
-    sound=$(stat -c %s "$work/ref/seek.raw")
-    { head -c 54 "$mnt/$name.aiff"; tail -c +55 "$work/ref/seek.raw"; tail -c "+$((sound + 1))" "$mnt/$name.aiff"; } >"$work/ref/seek.aiff"
+    reference "$f" "$work/seek-ref.raw"
+    sound=$(stat -c %s "$work/seek-ref.raw")
+    { head -c 54 "$mnt/$name.aiff"; tail -c +55 "$work/seek-ref.raw"; tail -c "+$((sound + 1))" "$mnt/$name.aiff"; } >"$work/seek-ref.aiff"
     check "$name: right at random places and around every frame" \
-      places "$mnt/$name.aiff" "$work/ref/seek.aiff" "$(metaflac --show-max-blocksize "$f")"
+      places "$mnt/$name.aiff" "$work/seek-ref.aiff" "$(metaflac --show-max-blocksize "$f")"
   done
   stop
   check 'false headers cost a second search, no wrong sample' grep -qE 'errors=0 fallbacks=[1-9]' "$log"
@@ -2130,7 +2130,7 @@ section_seek() {
   mkdir "$work/tail"
   tune 16 2 44100 1500000 | flac_of 16 2 44100 "$work/tail/long.flac" -5
   start "$work/tail" -o stats || return
-  equal 'the last 64 KiB right after open' "$(reference "$work/tail/long.flac" "$work/ref/seek.aiff"; tail -c 65536 "$work/ref/seek.aiff" | md5sum)" \
+  equal 'the last 64 KiB right after open' "$(reference "$work/tail/long.flac" "$work/seek-ref.aiff"; tail -c 65536 "$work/seek-ref.aiff" | md5sum)" \
     "$(tail -c 65536 "$mnt/long.aiff" | md5sum)"
   stop
   equal 'cost no fallback and few reads' 1 "$(sed -n 's/.* reads=\([0-9]*\) .* errors=0 fallbacks=0$/\1/p' "$log" | awk '{ print ($1 <= 6) }')"
@@ -2349,6 +2349,123 @@ PY
   until_true 20 eval '[ "$(stats handles)" = 0 ]'
   equal 'an open that reads nothing makes no decoder' '0' "$(exec 3<"$mnt/many/000/000.aiff"; stats decoders)"
   stop
+}
+
+# ---- the file as a lesson -----------------------------------------------------------------------
+
+# part NAME: a section of aifffffs.c, cut out along its banners
+part() { sed -n "/^\/\* ---- $1 -/,/^\/\* ---- /p" "$HERE/aifffffs.c" | sed '$d'; }
+
+# lifted NAME: the program of that name in the README's section on taking a part, with the parts put in
+lifted() {
+  local line
+  sed -n "/^$1: /,/^    }\$/p" "$HERE/README" | sed -n 's/^    //p' | while IFS= read -r line; do
+    case $line in
+      '/* part '*) line=${line#'/* part '}; part "${line%' */'}" ;;
+      *) printf '%s\n' "$line" ;;
+    esac
+  done
+}
+
+section_lesson() {
+  local name c
+  for name in AIFF 'ID3 TAG' 'TICKET LOCK' 'THREAD POOL'; do
+    c=$work/${name/ /-}
+    lifted "$name" >"$c.c"
+    # shellcheck disable=SC2046 # words are wanted
+    check "$name: lifts out and compiles alone, without a warning" cc -std=c11 -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 -O1 -Wall -Wextra \
+      -Wno-unused-function -Werror "$c.c" -o "$c" $([ "$name" = 'THREAD POOL' ] && pkg-config --cflags --libs fuse3 | sed 's/-I/-isystem /g') -pthread
+  done
+  check 'AIFF: runs' sh -c "'$work/AIFF' >'$work/lifted.aiff'"
+  printf '\1\0\2\0\377\377\376\377\0\1\0\2' |
+    sox -t raw -e signed -b 16 -L -c 2 -r 44100 - "$work/lifted.wav" 2>"$out"
+  equal 'AIFF: and sox reads its samples' "$(sox "$work/lifted.wav" -t raw - | xxd -p)" "$(sox "$work/lifted.aiff" -t raw -L - | xxd -p)"
+  check 'ID3 TAG: runs' sh -c "'$work/ID3-TAG' >'$work/lifted.id3'"
+  equal 'ID3 TAG: and mutagen reads the title' Song \
+    "$(/usr/bin/python3 -c 'import mutagen.id3, sys; print(mutagen.id3.ID3(sys.argv[1])["TIT2"])' "$work/lifted.id3")"
+  equal 'TICKET LOCK: runs' 0 "$("$work/TICKET-LOCK")"
+  "$work/THREAD-POOL" "$mnt" &
+  daemon=$!
+  # (its root has no attributes yet)
+  check 'THREAD POOL: mounts' until_true 20 grep -qF " $mnt " /proc/self/mounts
+  : >"$log"
+  refuse 'THREAD POOL: and answers' timeout 20 ls "$mnt/x"
+  stop
+
+  equal 'the map in the first comment is the sections, in order' "$(sed -n 's/^\/\* ---- \([A-Z0-9 ]*[A-Z]\) -.*/\1/p' aifffffs.c | tr '\n' ' ')" \
+    "$(sed -n '/THE FILE goes from/,/can be cut out/p' aifffffs.c | grep -E '^ \*     [A-Z]' | sed 's/^ \*     //; s/  */ /g' | map_words)"
+  calls_up >"$out"
+  equal 'a section needs only what stands above it' "" "$(cat "$out")"
+  equal 'each comment of the table of tags is in README and man page' "" "$(tags_told)"
+}
+
+# The map has two blanks between names: compare as words.
+map_words() { tr '\n' ' ' | sed 's/  */ /g'; }
+
+# calls_up: functions that are used above the line on which they are defined or announced
+calls_up() {
+  /usr/bin/python3 - "$HERE/aifffffs.c" <<'PY'
+import re, sys
+text = re.sub(r'/\*.*?\*/', lambda m: re.sub(r'[^\n]', ' ', m.group()), open(sys.argv[1]).read(), flags=re.S)
+text = re.sub(r'"(\\.|[^"\\\n])*"', '""', text)
+first = {}
+lines = text.split('\n')
+for i, l in enumerate(lines):
+    m = re.match(r'(?:static|int|enum|struct)[\w \*]*?\b(\w+)\(', l)
+    if m and not l.startswith('#'):
+        first.setdefault(m.group(1), i)
+for i, l in enumerate(lines):
+    for name in re.findall(r'\b(\w+)\(', l):
+        if name in first and i < first[name]:
+            print('%s is used in line %d, above line %d' % (name, i + 1, first[name] + 1))
+PY
+}
+
+tags_told() {
+  local name doc
+  for name in $(sed -n 's/^\t{ "\([A-Z_ -]*\)", "[A-Z0-9]*", .*, ID3_\([A-Z]*\), [0-9] },$/\2:\1/p' aifffffs.c | grep -v '^DROP' | cut -d: -f2 | tr ' ' '?'); do
+    for doc in README aifffffs.1; do
+      grep -qE "(^|[ ,>]) *$(echo "$name" | tr '?' ' ')($|[ ,])" "$doc" || echo "$name: not in $doc"
+    done
+  done
+}
+
+section_style() {
+  local words
+  if have clang-format; then
+    check 'clang-format has nothing to say' clang-format --dry-run -Werror aifffffs.c
+  else skip 'clang-format' 'it is not there'; fi
+  if have cppcheck; then
+    # unusedFunction and the like mean files of more than one
+    check 'cppcheck has nothing to say' cppcheck --quiet --error-exitcode=1 --std=c11 --enable=warning,portability \
+      --inline-suppr --suppress=missingIncludeSystem -D__linux__ aifffffs.c
+  else skip 'cppcheck' 'it is not there'; fi
+  if have clang-tidy; then
+    # Left out: opinions on parameter order, names and assignments in conditions; conversions, which the
+    # compilers watch; strings without a NUL, which binary formats have; sizes of pointers, which arrays
+    # of pointers have.
+    # shellcheck disable=SC2046 # words are wanted
+    check 'clang-tidy has nothing to say' clang-tidy --quiet --warnings-as-errors='*' --checks="-*,bugprone-*,$(printf -- '-bugprone-%s,' \
+      easily-swappable-parameters reserved-identifier assignment-in-if-condition narrowing-conversions branch-clone \
+      implicit-widening-of-multiplication-result not-null-terminated-result sizeof-expression
+    )clang-analyzer-deadcode*,clang-analyzer-security*,-clang-analyzer-security.insecureAPI*,misc-redundant-expression,performance-*,-performance-no-int-to-ptr" \
+      aifffffs.c -- -std=c11 $(pkg-config --cflags fuse3 flac)
+  else skip 'clang-tidy' 'it is not there'; fi
+  if have shellcheck; then
+    # awk and sed programs have dollars in single quotes; ls is what is tested
+    check 'shellcheck has nothing to say' shellcheck -e SC2016,SC2012 test.sh .ci/run
+  else skip 'shellcheck' 'it is not there'; fi
+  if have mandoc; then
+    mandoc -T lint -W warning aifffffs.1 >"$out" 2>&1
+    equal 'mandoc has nothing to say' "" "$(cat "$out")"
+  else skip 'mandoc' 'it is not there'; fi
+  words=$("$AIFFFFFS" -h | grep -oE '\-o [a-z_]+' | sed 's/-o //' | sort -u)
+  for words in $words; do
+    check "option $words is in the man page" grep -q "Cm $words" aifffffs.1
+    check "and in the README" grep -q -- "-o $words" README
+  done
+  equal 'at the top level is what should be' '.ci .clang-format .gitignore LICENSE Makefile README aifffffs.1 aifffffs.c test.sh ' \
+    "$({ git ls-files 2>/dev/null || ls -A; } | cut -d/ -f1 | sort -u | grep -vE '^(\.git|aifffffs(-.*)?)$' | tr '\n' ' ')"
 }
 
 # ---- order and threads --------------------------------------------------------------------------
@@ -3805,7 +3922,8 @@ SH
 # shellcheck disable=SC2016 # for other shells and programs to expand
 verb_distros() {
   local names=() name suite arch root status failures=() dir=${DISTRO_DIR:-/var/tmp/aifffffs-distros}
-  local command='./test.sh deps && for cc in gcc clang; do make clean && make CC=$cc && ./test.sh check || exit 1; done'
+  local command='make deps && apt-get install -qy --no-install-recommends clang && for cc in gcc clang; do
+    make clean && make CC=$cc && ./test.sh check || exit 1; done'
   while [ $# -gt 0 ] && [ "$1" != -- ]; do names+=("$1"); shift; done
   [ $# -lt 2 ] || { shift; command=$*; }
   [ ${#names[@]} -gt 0 ] || names=(bullseye bookworm trixie i386)
