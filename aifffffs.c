@@ -1724,7 +1724,11 @@ struct layout {
 	bool foreign; /* the original AIFF file, out of APPLICATION blocks */
 };
 
-static void layout_free(struct layout *l) { free(l->pieces); }
+static void layout_free(struct layout *l)
+{
+	free(l->pieces);
+	l->pieces = NULL;
+}
 
 static void layout_add(struct layout *l, enum piece_kind kind, uint64_t len, off_t source)
 {
@@ -1822,7 +1826,6 @@ static int layout_foreign(struct layout *l, struct track *t)
 		good = foreign_chunk(l, &f, &t->stream, t->chunks[i]);
 	if (!good || !f.comm || !f.ssnd || l->size - 8 != f.stated || l->size - 8 > UINT32_MAX) {
 		layout_free(l);
-		l->pieces = NULL;
 		l->n = 0;
 		l->size = 0;
 		return 0;
@@ -1923,16 +1926,21 @@ static uint8_t crc8(const uint8_t *p, size_t n)
 	return crc;
 }
 
-/* CRC-16 of FLAC frames, polynomial 0x8005, a nibble at a time. Over a frame with its CRC: 0. */
+/* CRC-16 of FLAC frames, polynomial 0x8005. Over a frame with its CRC: 0. The usual table of 256 is the
+ * sum of these two, for the high and the low nibble of a byte. */
 static uint16_t crc16(uint16_t crc, const uint8_t *p, size_t n)
 {
-	static const uint16_t nibble[16] = {
+	static const uint16_t high[16] = {
+		0x0000, 0x8063, 0x80c3, 0x00a0, 0x8183, 0x01e0, 0x0140, 0x8123,
+		0x8303, 0x0360, 0x03c0, 0x83a3, 0x0280, 0x82e3, 0x8243, 0x0220,
+	};
+	static const uint16_t low[16] = {
 		0x0000, 0x8005, 0x800f, 0x000a, 0x801b, 0x001e, 0x0014, 0x8011,
 		0x8033, 0x0036, 0x003c, 0x8039, 0x0028, 0x802d, 0x8027, 0x0022,
 	};
 	while (n--) {
-		crc = (uint16_t)(crc << 4 ^ nibble[(crc >> 12 ^ *p >> 4) & 15]);
-		crc = (uint16_t)(crc << 4 ^ nibble[(crc >> 12 ^ *p++) & 15]);
+		unsigned x = crc >> 8 ^ *p++;
+		crc = (uint16_t)(crc << 8 ^ high[x >> 4] ^ low[x & 15]);
 	}
 	return crc;
 }
