@@ -1894,6 +1894,7 @@ static int layout_make(struct layout *l, struct track *t, bool foreign)
 struct search {
 	struct reader r;
 	off_t left;
+	off_t file_at; /* where another FLAC file was seen to begin; 0: nowhere yet */
 };
 
 struct frame {
@@ -1999,6 +2000,27 @@ static uint64_t frame_bound(const struct stream *s, uint64_t block)
 	return 1024 + 2 * block * s->channels * (s->bits + 1) / 8;
 }
 
+/* Notes where another FLAC file begins in [at, at + n): "fLaC" and STREAMINFO. Its frames have numbers like
+ * ours, but are not of this stream. */
+static void search_file(const struct stream *s, struct search *q, off_t at, size_t n)
+{
+	while (n > 0 && !q->file_at) {
+		size_t got, skip;
+		const uint8_t *p = reader_at(&q->r, at, min_u64(8, (uint64_t)(s->end - at)), &got), *f;
+		f = memchr(p, 'f', min_u64(got, n));
+		skip = f ? (size_t)(f - p) : min_u64(got, n);
+		at += (off_t)skip;
+		n -= skip;
+		if (!f)
+			continue;
+		p = reader_need(&q->r, at, 8);
+		if (p && memcmp(p, "fLaC", 4) == 0 && (p[4] & 0x7f) == FLAC_STREAMINFO && get_u24(p + 5) == 34)
+			q->file_at = at;
+		at++;
+		n--;
+	}
+}
+
 /* The first header in [at, to) whose sample lies in [low, high). 1, 0 for none, or a negative errno. */
 static int frame_search(const struct stream *s, struct search *q, off_t at, off_t to, uint64_t low, uint64_t high,
                         struct frame *f)
@@ -2011,6 +2033,7 @@ static int frame_search(const struct stream *s, struct search *q, off_t at, off_
 		n = min_u64(got, (uint64_t)(to - at));
 		sync = memchr(p, 0xff, n);
 		n = sync ? (size_t)(sync - p) + 1 : n;
+		search_file(s, q, at, n);
 		at += (off_t)n;
 		q->left -= (off_t)n;
 		if (q->left < 0)
@@ -2019,6 +2042,8 @@ static int frame_search(const struct stream *s, struct search *q, off_t at, off_
 			continue;
 		f->at = at - 1;
 		sync = reader_at(&q->r, f->at, min_u64(HEADER_MAX, (uint64_t)(s->end - f->at)), &got);
+		if (q->r.error)
+			return q->r.error;
 		if (frame_parse(s, sync, got, f) && f->sample >= low && f->sample < high)
 			return 1;
 	}
@@ -2040,24 +2065,9 @@ static int frame_crc(struct search *q, off_t at, off_t to, uint16_t *crc)
 	return 0;
 }
 
-/* Whether another FLAC file begins in [at, to): "fLaC" and STREAMINFO. 1, 0 or a negative errno. */
-static int frame_other_file(const struct stream *s, struct search *q, off_t at, off_t to)
-{
-	while (at < to) {
-		size_t got;
-		const uint8_t *p = reader_at(&q->r, at, min_u64(8, (uint64_t)(s->end - at)), &got), *f;
-		if (q->r.error || got < 8)
-			return q->r.error;
-		f = memchr(p, 'f', got - 7);
-		if (f && memcmp(f, "fLaC", 4) == 0 && (f[4] & 0x7f) == 0 && get_u24(f + 5) == 34)
-			return at + (f - p) < to;
-		at += f ? f - p + 1 : (off_t)got - 7;
-	}
-	return 0;
-}
-
 /* The frame that follows *f: the one whose number is next, else (frames are missing) the first with
- * a later one. Strict: see above. 1, 0 where there is none, or a negative errno. */
+ * a later one. Strict: see above. Behind the start of another file only a right CRC counts: then that was
+ * no file, but sound. 1, 0 where there is none, or a negative errno. */
 static int frame_next(const struct stream *s, struct search *q, struct frame *f, bool strict)
 {
 	uint64_t want = f->sample + f->block;
@@ -2065,27 +2075,25 @@ static int frame_next(const struct stream *s, struct search *q, struct frame *f,
 	struct frame next, other = { 0 };
 	uint16_t crc = 0;
 	int rc;
+	q->file_at = 0;
 	while ((rc = frame_search(s, q, at, s->end, want, UINT64_MAX, &next)) == 1) {
-		if (other.block && next.at > bound)
+		if (next.at > bound && (other.block || q->file_at))
 			break;
 		at = next.at + 1;
-		if (next.sample == want) {
-			if (strict && (rc = frame_crc(q, crc_at, next.at, &crc)) != 0)
+		if (next.sample == want && strict) {
+			rc = frame_crc(q, crc_at, next.at, &crc);
+			if (rc)
 				return rc;
 			crc_at = next.at;
-			if (!strict || crc == 0) {
-				*f = next;
-				return 1;
-			}
 		}
-		if (!other.block || (other.sample != want && next.sample == want))
+		if (next.sample == want && (strict ? crc == 0 : !q->file_at)) {
+			*f = next;
+			return 1;
+		}
+		if (!q->file_at && (!other.block || (other.sample != want && next.sample == want)))
 			other = next;
 	}
 	if (rc < 0 || !other.block)
-		return rc;
-	/* frames are missing: make sure that the next ones are not those of a file that has been appended */
-	rc = other.sample == want ? 0 : frame_other_file(s, q, f->at, other.at);
-	if (rc)
 		return rc < 0 ? rc : 0;
 	*f = other;
 	return 1;
@@ -2252,14 +2260,14 @@ static int frame_survey(const struct stream *s, struct search *q, struct anchor 
 	for (off_t at = s->end - back; (rc = frame_search(s, q, at, s->end, 0, s->samples, &f)) == 1; at = f.at + 1)
 		if (f.sample + f.block >= s->samples && frame_plausible(s, 0, s->audio, f.sample, f.at))
 			*last = (struct anchor){ f.sample, f.at, false };
-	if (rc < 0 || !last->at)
-		return rc;
+	if (rc < 0 || !last->at || q->file_at)
+		return rc < 0 ? rc : 0;
 	*middle = *last;
 	do {
 		back = back < half / 2 ? 2 * back : half;
 		rc = frame_search(s, q, s->end - back, last->at + 1, 1, s->samples, &f);
-		if (rc <= 0)
-			return rc;
+		if (rc <= 0 || q->file_at)
+			return rc < 0 ? rc : 0;
 		if (f.at != middle->at && !frame_plausible(s, f.sample, f.at, middle->sample, middle->at))
 			return 0;
 		*middle = (struct anchor){ f.sample, f.at, false };
@@ -2308,7 +2316,7 @@ static int frame_jump(const struct stream *s, struct search *q, uint64_t target,
 			return rc;
 		if (rc == 0) {
 			high.at = guess;
-		} else if (!frame_plausible(s, low->sample, low->at, f.sample, f.at)) {
+		} else if (q->file_at || !frame_plausible(s, low->sample, low->at, f.sample, f.at)) {
 			return 0;
 		} else if (f.sample <= target) {
 			*low = (struct anchor){ f.sample, f.at, false };

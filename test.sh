@@ -3,8 +3,11 @@
 # programs make of the same files.
 #
 #   check [SECTION ...]  all sections, or those named (the default; sections: see SECTIONS)
-#   bench [PART ...]     speed, side by side with other programs
-#   deps                 installs what is missing to build, run and test
+#   bench [PART ...]     speed, side by side with other programs (read random latency listing)
+#   stress [SECONDS]     random reads of many readers, every byte compared (60)
+#   mutate [N]           N damaged files: right bytes or an error (2000)
+#   fuzz [SECONDS]       libFuzzer over layout, tag and sound (120); finds are kept
+#   distros [NAME ...]   builds and tests in other Debians, made by debootstrap (root)
 #
 #   AIFFFFFS=PROGRAM     the binary to test (./aifffffs)
 #   FLAC_TEST_FILES=DIR  also run the public conformance files (ietf-wg-cellar/flac-test-files)
@@ -18,7 +21,8 @@ cd "$(dirname "$0")" || exit 1
 export LC_ALL=C.UTF-8
 HERE=$PWD
 AIFFFFFS=$(realpath "${AIFFFFFS:-./aifffffs}")
-SECTIONS=(mount names sound conformance tags listing seek foreign ticket threads pages boot shares readers install lesson style)
+SECTIONS=(mount names sound conformance tags damage change contain faults listing seek foreign ticket threads pages boot shares readers install
+  lesson style)
 
 # ---- the verbs of a test ------------------------------------------------------------------------
 
@@ -3014,6 +3018,1500 @@ PY
   stop
 }
 
+# ---- never silently wrong -----------------------------------------------------------------------
+
+# The other side of these tests: sound made here, FLAC files taken apart and put together by a parser
+# of their own, and readers that compare what they get.
+robust_py() {
+  [ -s "$work/robust.py" ] || cat >"$work/robust.py" <<'PY'
+import errno, math, mmap, os, random, resource, stat, subprocess, sys, threading, time
+
+TABLES = {}
+def crc(data, width, poly):
+    if width not in TABLES:
+        top, table = 1 << width - 1, []
+        for c in (i << width - 8 for i in range(256)):
+            for _ in range(8):
+                c = (c << 1 ^ poly if c & top else c << 1) & (top << 1) - 1
+            table.append(c)
+        TABLES[width] = table
+    table, c, mask = TABLES[width], 0, (1 << width) - 1
+    for byte in data:
+        c = (c << 8 & mask) ^ table[c >> width - 8 ^ byte]
+    return c
+
+def audio_at(d):
+    at = d.index(b'fLaC') + 4
+    while True:
+        last, size = d[at] & 0x80, int.from_bytes(d[at + 1:at + 4], 'big')
+        at += 4 + size
+        if last:
+            return at
+
+def number(v):  # the coded number of a frame header
+    if v < 0x80:
+        return bytes([v])
+    for n in range(2, 8):
+        if v < 1 << 5 * n + 1:
+            tail = [0x80 | v >> 6 * i & 63 for i in range(n - 2, -1, -1)]
+            return bytes([0xff << 8 - n & 0xff | v >> 6 * (n - 1)] + tail)
+
+def header(d, at):  # length without CRC, number, code of the block size, or None
+    if d[at] != 0xff or d[at + 1] & 0xfe != 0xf8 or at + 16 > len(d):
+        return None
+    n = 0
+    while n < 8 and d[at + 4] & 0x80 >> n:
+        n += 1
+    if n in (1, 8):
+        return None
+    v = d[at + 4] & 0x7f >> n if n else d[at + 4]
+    for b in d[at + 5:at + 4 + n]:
+        v = v << 6 | b & 63
+    size = 4 + max(n, 1) + {6: 1, 7: 2}.get(d[at + 2] >> 4, 0) + {12: 1, 13: 2, 14: 2}.get(d[at + 2] & 15, 0)
+    return (size, v, max(n, 1)) if crc(d[at:at + size], 8, 7) == d[at + size] else None
+
+def frames(d):  # offset and length of each frame of a sound file
+    at, out = audio_at(d), []
+    while at < len(d):
+        end = at + 6
+        while True:
+            end = d.find(b'\xff', end + 1)
+            if end < 0 or end + 16 > len(d):
+                end = len(d)
+            if (end == len(d) or header(d, end)) and crc(d[at:end], 16, 0x8005) == 0:
+                break
+            if end == len(d):
+                raise ValueError('a frame without end at %d' % at)
+        out.append((at, end - at))
+        at = end
+    return out
+
+def spans_of(d, channels, bits):  # where in the AIFF file the sound of each frame is
+    out, first = [], 0
+    for o, _ in frames(d):
+        size, _, digits = header(d, o)
+        code, extra = d[o + 2] >> 4, o + 4 + digits
+        n = d[extra] + 1 if code == 6 else int.from_bytes(d[extra:extra + 2], 'big') + 1 if code == 7 else \
+            192 if code == 1 else 576 << code - 2 if code < 6 else 256 << code - 8
+        unit = channels * ((bits + 7) // 8)
+        out.append((54 + unit * first, 54 + unit * (first + n)))
+        first += n
+    return out
+
+def samples(channels, bits, n, seed):
+    rnd, top, out = random.Random(seed), (1 << bits - 1) - 1, []
+    step = [0.01 + rnd.random() / 20 for _ in range(channels)]
+    for i in range(n):
+        for c in range(channels):
+            out.append(int(top * 0.7 * math.sin(i * step[c])) + rnd.randrange(-top // 60 - 1, top // 60 + 2))
+    return out
+
+def pack(s, bits, order):
+    width = (bits + 7) // 8
+    return b''.join((v << 8 * width - bits).to_bytes(width, order, signed=True) for v in s)
+
+def encode(s, channels, bits, block, *options):
+    out = sys.argv[0] + '.flac'
+    subprocess.run(['flac', '-s', '-f', '-o', out, '--force-raw-format', '--endian=little', '--sign=signed', '--lax',
+        '--channels=%d' % channels, '--bps=%d' % bits, '--sample-rate=44100', '-b', str(block), *options, '-'],
+        input=pack(s, bits, 'little'), check=True)
+    with open(out, 'rb') as f:
+        return set_total(f.read(), len(s) // channels)  # from a pipe, it is not told
+
+def set_total(d, total):
+    d = bytearray(d)
+    at = d.index(b'fLaC') + 21
+    d[at] = d[at] & 0xf0 | total >> 32
+    d[at + 1:at + 5] = (total & 0xffffffff).to_bytes(4, 'big')
+    return bytes(d)
+
+def flac_file(channels, bits, block, n, seed, *options):  # the file, and its sound as AIFF has it
+    s = samples(channels, bits, n, seed)
+    return encode(s, channels, bits, block, *options), pack(s, bits, 'big')
+
+def variable_file(channels, bits, blocks, n, seed):  # the same, of runs of frames of several sizes
+    s, out, at = samples(channels, bits, n, seed), b'', 0
+    for block in blocks:
+        part = s[at * channels:] if block == blocks[-1] else s[at * channels:(at + 5 * block) * channels]
+        d = encode(part, channels, bits, block, '--no-padding')
+        if not out:
+            info = bytearray(d[:audio_at(d)])
+            info[8:12] = min(blocks).to_bytes(2, 'big') + max(blocks).to_bytes(2, 'big')
+            info[12:18] = bytes(6)
+            info[26:42] = bytes(16)
+            out = set_total(info, n)
+        for i, (o, size) in enumerate(frames(d)):
+            h, _, digits = header(d, o)
+            head = d[o:o + 1] + bytes([d[o + 1] | 1]) + d[o + 2:o + 4] + number(at + i * block) + d[o + 4 + digits:o + h]
+            head += bytes([crc(head, 8, 7)])
+            frame = head + d[o + h + 1:o + size - 2]
+            out += frame + crc(frame, 16, 0x8005).to_bytes(2, 'big')
+        at += 5 * block
+    return out, pack(s, bits, 'big')
+
+def write(path, data):
+    with open(path, 'wb') as f:
+        f.write(data)
+
+class Direct:  # reads just what is asked for: no page cache, no read-ahead
+    slowest = 0
+    def __init__(self, path):
+        self.fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+        self.size = os.fstat(self.fd).st_size
+    def close(self):
+        os.close(self.fd)
+    def read(self, at, n):  # bytes or an errno
+        buffer, start = mmap.mmap(-1, max(n, 1)), time.monotonic()
+        try:
+            got = os.preadv(self.fd, [memoryview(buffer)[:n]], at)
+            return buffer[:got]
+        except OSError as e:
+            return e.errno
+        finally:
+            Direct.slowest = max(Direct.slowest, time.monotonic() - start)
+
+def fail(*what):  # the first of each case will do as evidence
+    fail.count += 1
+    if what[0] not in fail.told:
+        print(' '.join(map(str, what)))
+    fail.told.add(what[0])
+fail.count, fail.told = 0, set()
+
+def expect(name, got, at, n, want, bad, error=errno.EIO):
+    """`want` is the whole file, `bad` ranges of it that must not be read."""
+    n = min(n, len(want) - at)
+    touched = any(a < at + n and at < b for a, b in bad)
+    if touched and got != error:
+        fail(name, 'bytes', at, 'to', at + n, 'touch damage and gave', got if isinstance(got, int) else 'bytes')
+    elif not touched and got != want[at:at + n]:
+        fail(name, 'bytes', at, 'to', at + n, 'gave', got if isinstance(got, int) else 'other bytes')
+
+def read_orders(name, path, want, bad, seed=1):
+    """Reads in every order and size; an error exactly where `bad` is touched."""
+    rnd = random.Random(seed)
+    f = Direct(path)
+    if f.size != len(want):
+        fail(name, 'has', f.size, 'bytes, not', len(want))
+        return
+    for step in (65536, 4096, 1000):
+        for at in range(0, f.size, step):
+            expect(name + ', forward,', f.read(at, step), at, step, want, bad)
+    f.close()
+    f = Direct(path)
+    for at in reversed(range(0, f.size, 3001)):
+        expect(name + ', backward,', f.read(at, 3001), at, 3001, want, bad)
+    for _ in range(150):
+        at, n = rnd.randrange(f.size), rnd.choice((1, 50, 700, 9000, 70000))
+        expect(name + ', anywhere,', f.read(at, n), at, n, want, bad)
+    f.close()
+    shared = Direct(path)
+    def reader(me):
+        own, rnd = Direct(path), random.Random(seed * 100 + me)
+        for i in range(40):
+            at, n = rnd.randrange(own.size), rnd.choice((1, 50, 700, 9000, 70000))
+            expect(name + ', in parallel,', (own if i % 2 else shared).read(at, n), at, n, want, bad)
+        own.close()
+    readers = [threading.Thread(target=reader, args=(i,)) for i in range(8)]
+    for t in readers: t.start()
+    for t in readers: t.join()
+    shared.close()
+    fd, pages = os.open(path, os.O_RDONLY), list(range(0, len(want), 4096))  # and through the page cache
+    rnd.shuffle(pages)
+    for at in pages:
+        try: got = os.pread(fd, 4096, at)
+        except OSError as e: got = e.errno
+        expect(name + ', by pages,', got, at, 4096, want, bad)
+    os.close(fd)
+
+def aiff(channels, bits, rate, sound, tag=b''):
+    """The whole file, by the AIFF specification."""
+    shift = 63 - rate.bit_length() + 1
+    comm = channels.to_bytes(2, 'big') + (len(sound) // (channels * ((bits + 7) // 8))).to_bytes(4, 'big') + \
+        bits.to_bytes(2, 'big') + (16383 + 63 - shift).to_bytes(2, 'big') + (rate << shift).to_bytes(8, 'big')
+    body = b'AIFFCOMM' + (18).to_bytes(4, 'big') + comm + b'SSND' + (len(sound) + 8).to_bytes(4, 'big') + bytes(8) + \
+        sound + bytes(len(sound) & 1) + tag
+    return b'FORM' + len(body).to_bytes(4, 'big') + body
+
+def ranges(unit, block, *which):  # of frames, in the AIFF file
+    return [(54 + unit * block * i, 54 + unit * block * (i + 1)) for i in which]
+
+def main(commands):
+    commands[sys.argv[1]](*sys.argv[2:])
+    if fail.count:
+        sys.exit(1)
+PY
+  { cat "$work/robust.py"; cat; } >"$work/robust-$1.py"
+}
+
+# Frames with damage, files with too little and too much.
+section_damage() {
+  have flac || { skip 'damaged files' 'flac is not there'; return; }
+  have /usr/bin/python3 || { skip 'damaged files' 'python3 is not there'; return; }
+  local src=$work/damage mode
+  rm -rf "$src" && mkdir "$src"
+  robust_py damage <<'PY'
+SRC = os.path.join(os.path.dirname(sys.argv[0]), 'damage')
+BLOCK, N = 1152, 30000  # 26 whole frames and a shorter one
+
+def cases():
+    """name: the file, the whole AIFF file, what of it must not be read"""
+    out = {}
+    d, sound = flac_file(2, 16, BLOCK, N, 1, '--no-padding')
+    other, _ = flac_file(2, 16, BLOCK, N, 2, '--no-padding')
+    short, _ = flac_file(2, 16, BLOCK, 9000, 3)
+    quiet = encode([0] * (2 * N), 2, 16, BLOCK, '--no-padding')
+    want, f = aiff(2, 16, 44100, sound), frames(d)
+    assert len(f) == 27 and len(quiet) < 1000
+    def damaged(base, *frames_and_bytes):
+        b = bytearray(base)
+        for i, at in frames_and_bytes:
+            b[f[i][0] + (at if at >= 0 else f[i][1] + at)] ^= 0x10
+        return bytes(b)
+    def bad(*which):
+        return [(a, min(b, len(want))) for a, b in ranges(4, BLOCK, *which)]
+    out['sound'] = d, want, []
+    out['middle'] = damaged(d, (9, 500)), want, bad(9)
+    out['headers'] = damaged(d, (4, 0), (11, 4), (12, 2), (20, 5)), want, bad(4, 11, 12, 20)
+    out['crc'] = damaged(d, (3, -1), (17, -2)), want, bad(3, 17)
+    out['first-and-last'] = damaged(d, (0, 0), (26, 0)), want, bad(0, 26)
+    out['neighbours'] = damaged(d, *((i, 100) for i in range(5, 15))), want, bad(*range(5, 15))
+    out['zeroed'] = d[:f[6][0]] + bytes(f[10][0] - f[6][0]) + d[f[10][0]:], want, bad(6, 7, 8, 9)
+    out['missing'] = d[:f[6][0]] + d[f[7][0]:], want, bad(6)
+    out['swapped'] = d[:f[6][0]] + d[f[7][0]:f[8][0]] + d[f[6][0]:f[7][0]] + d[f[8][0]:], want, None
+    out['between'] = d[:f[6][0]] + bytes(range(256)) * 3 + d[f[6][0]:], want, []
+    out['between-like-sound'] = d[:f[6][0]] + d[f[3][0] + 30:f[5][0] + 99] + d[f[6][0]:], want, []
+    out['cut'] = d[:f[20][0] + 99], want, bad(*range(20, 27))
+    out['cut-between'] = d[:f[20][0]], want, bad(*range(20, 27))
+    out['only-metadata'] = d[:f[0][0]], want, bad(*range(27))
+    out['id3v1'] = d + b'TAG' + bytes(125), want, []
+    out['zeros'] = d + bytes(100000), want, []
+    out['id3v2'] = b'ID3\x04\0\0\0\0\x07\x68' + b'\xff\xf8' * 500 + d, want, []
+    out['id3v2-footer'] = b'ID3\x04\0\x10\0\0\0\x64' + bytes(100) + b'3DI\x04\0\x10\0\0\0\x64' + d, want, []
+    for name, tail in ('same-length', other), ('shorter', short), ('silent', quiet), ('itself', d):
+        out['before-' + name] = d + tail, want, []
+        out['damaged-before-' + name] = damaged(d, (13, 0), (21, 300)) + tail, want, bad(13, 21)
+        if tail != d:  # the right frame, by chance, is right
+            out['last-damaged-before-' + name] = damaged(d, (26, 0)) + tail, want, bad(26)
+            out['cut-before-' + name] = d[:f[20][0] + 99] + tail, want, bad(*range(20, 27))
+        if tail in (short, quiet):
+            out['half-before-' + name] = d[:f[4][0]] + tail, want, bad(*range(4, 27))
+    out['total-more'] = set_total(d, N + 5000), aiff(2, 16, 44100, sound + bytes(20000)), [(54 + 4 * N, 54 + 4 * N + 20000)]
+    out['total-much-more'] = set_total(d, 50000000), None, None
+    out['total-less'] = set_total(d, N - 5000), aiff(2, 16, 44100, sound[:-20000]), []
+    out['total-unknown'] = set_total(d, 0), want, []
+    b = bytearray(d)
+    b[26:42] = bytes(16)
+    out['no-md5'] = bytes(b), want, []
+    b[26:42] = b'not the checksum'
+    out['wrong-md5'] = bytes(b), want, []
+    b = bytearray(d)
+    b[12:18] = b'\0\0\1\0\0\2'
+    out['wrong-frame-sizes'] = bytes(b), want, []
+    v, vsound = variable_file(2, 16, (192, 576, 4096, 1152), 20000, 4)
+    vf, spans = frames(v), spans_of(v, 2, 16)
+    assert spans[-1][1] == 54 + len(vsound)
+    vwant = aiff(2, 16, 44100, vsound)
+    out['variable'] = v, vwant, []
+    b = bytearray(v)
+    b[vf[7][0]] ^= 1
+    b[vf[12][0] + 900] ^= 1
+    out['variable-damaged'] = bytes(b), vwant, [spans[7], spans[12]]
+    out['variable-unknown'] = set_total(v, 0), vwant, []
+    return out
+
+def make():
+    for name, (d, _, _) in cases().items():
+        write('%s/%s.flac' % (SRC, name), d)
+
+def check(mnt):
+    for name, (_, want, bad) in cases().items():
+        path = '%s/%s.aiff' % (mnt, name)
+        if want is None:  # the end that is not there is found out in no time, first of all reads
+            f = Direct(path)
+            for at in (f.size - 1000, f.size // 2, 60 + 4 * N):
+                if f.read(at, 500) != errno.EIO:
+                    fail(name, 'has sound at', at)
+            f.close()
+        elif bad is None:  # found or not, but never the wrong one
+            f = Direct(path)
+            for at in range(0, f.size, 1000):
+                got = f.read(at, 1000)
+                if got != errno.EIO and got != want[at:at + 1000]:
+                    fail(name, 'gave something else at', at)
+            f.close()
+        else:
+            read_orders(name, path, want, bad)
+    if Direct.slowest > 5:
+        fail('a read took', Direct.slowest, 'seconds')
+
+def conceal(mnt):
+    for name, (_, want, bad) in cases().items():
+        if not bad or name == 'only-metadata':
+            continue
+        silent = bytearray(want)
+        for a, b in bad:
+            b = min(b, len(silent))
+            silent[a:b] = bytes(b - a)
+        read_orders(name + ', concealed', '%s/%s.aiff' % (mnt, name), bytes(silent), [])
+    if Direct.slowest > 5:
+        fail('a read took', Direct.slowest, 'seconds')
+
+main({'make': make, 'check': check, 'conceal': conceal})
+PY
+  check 'files with damage are made' /usr/bin/python3 "$work/robust-damage.py" make
+  check 'the file that is not damaged is one that flac accepts' flac -s -t "$src/sound.flac" "$src/variable.flac"
+  for mode in '-o max_threads=16' '-s'; do
+    # shellcheck disable=SC2086 # two words
+    start "$src" $mode -o no_foreign || return
+    check "EIO where damage is touched, right bytes elsewhere, in any order ($mode)" /usr/bin/python3 "$work/robust-damage.py" check "$mnt"
+    equal "a damaged file is named in one line ($mode)" 1 "$(grep -c '^aifffffs: middle.flac: damaged at sample ' "$log")"
+    stop
+  done
+  start "$src" -o conceal || return
+  check 'conceal: silence of the right length' /usr/bin/python3 "$work/robust-damage.py" conceal "$mnt"
+  equal 'conceal: and a line in the log' 1 "$(grep -c '^aifffffs: middle.flac: damaged at sample ' "$log")"
+  stop
+}
+
+# verb_mutate [N [SEED]]: N mutants of small sound files, 200 to a mount. What a mutant gives without an
+# error is the sound of the file that it was; or, where its metadata are changed and `flac -d` accepts it,
+# what that delivers.
+verb_mutate() {
+  local total=${1:-2000} seed=${2:-1} src=$work/mutants from=0 n got=0
+  have flac || { skip 'mutants' 'flac is not there'; return; }
+  have /usr/bin/python3 || { skip 'mutants' 'python3 is not there'; return; }
+  robust_py mutate <<'PY'
+HERE = os.path.dirname(sys.argv[0])
+SRC = os.path.join(HERE, 'mutants')
+
+def bases():  # name, channels, bits, file, sound, spans of the frames in the sound
+    out = []
+    for i, (channels, bits, block, n, options) in enumerate((
+            (1, 8, 192, 5000, ('-T', 'TITLE=eight')), (2, 16, 256, 4000, ('-T', 'ARTIST=x', '-P', '300', '-S', '5x')),
+            (2, 16, 1024, 9000, ('--no-padding',)), (3, 24, 64, 900, ('-P', '20')), (1, 16, 16, 700, ()))):
+        out.append((channels, bits, *flac_file(channels, bits, block, n, i, *options)))
+    out.append((2, 16, *variable_file(2, 16, (192, 576, 64, 1024), 7000, 9)))
+    for channels, bits, d, sound in out[1:4:2] + out[-1:]:
+        out.append((channels, bits, set_total(d, 0), sound))
+    return out
+
+def mutate(rnd, d):
+    """The mutant, whether only its frames are changed, and whether they are still in order."""
+    audio, in_frames = audio_at(d), rnd.random() < 0.7
+    low, high = (audio, len(d)) if in_frames else (0, audio)
+    b, ordered = bytearray(d), True
+    for _ in range(rnd.choice((1, 1, 1, 2, 5))):
+        at = rnd.randrange(low, high)
+        n = min(rnd.choice((1, 2, 4, 20, 300, 3000)), high - at)
+        how = rnd.choice(('bit', 'byte', 'zero', 'noise', 'cut', 'insert', 'copy', 'end'))
+        if in_frames and rnd.random() < 0.3:  # headers are where it gets interesting
+            sync = b.find(b'\xff', at)
+            at = sync + rnd.randrange(8) if audio <= sync < len(b) - 8 else at
+            n = min(n, 20)
+        at = min(at, len(b) - 1)
+        if how == 'bit': b[at] ^= 1 << rnd.randrange(8)
+        elif how == 'byte': b[at] = rnd.randrange(256)
+        elif how == 'zero': b[at:at + n] = bytes(len(b[at:at + n]))
+        elif how == 'noise': b[at:at + n] = rnd.randbytes(len(b[at:at + n]))
+        elif how == 'cut': del b[at:at + n]
+        elif how == 'insert': b[at:at] = rnd.randbytes(n)
+        elif how == 'copy':
+            other = rnd.randrange(low, high)
+            b[at:at] = d[other:other + n]
+            ordered = False
+        elif in_frames: del b[at:]
+        high = max(low + 1, min(high, len(b)))
+    return bytes(b), in_frames, ordered
+
+def mutants(seed, at, n):
+    all_of_them = bases()
+    for i in range(at, at + n):
+        rnd = random.Random('%s %d' % (seed, i))
+        channels, bits, d, sound = rnd.choice(all_of_them)
+        yield i, rnd, channels, bits, d, sound, *mutate(rnd, d)
+
+def make(seed, at, n):
+    for i, *_, m, _, _ in mutants(seed, int(at), int(n)):
+        write('%s/%d.flac' % (SRC, i), m)
+
+def sound_of(path):
+    """SSND of what flac delivers, or None."""
+    out = os.path.join(HERE, 'decoded.aiff')
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 24, 1 << 24))
+    try:  # it, too, may run for ever
+        if subprocess.run(['flac', '-s', '-d', '-f', '--force-aiff-format', '-o', out, path], stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL, timeout=10, preexec_fn=limit).returncode:
+            return None
+    except subprocess.TimeoutExpired:
+        return None
+    with open(out, 'rb') as f:
+        a = f.read()
+    at = a.index(b'SSND')
+    return a[at + 16:at + 8 + int.from_bytes(a[at + 4:at + 8], 'big')]
+
+def check(seed, at, n, mnt):
+    good = bad = refused = 0
+    for i, rnd, channels, bits, d, sound, m, in_frames, ordered in mutants(seed, int(at), int(n)):
+        try: f = Direct('%s/%d.aiff' % (mnt, i))
+        except OSError as e:
+            refused += 1
+            if in_frames and (d[21] & 15 or any(d[22:26])):
+                fail(i, 'cannot be opened:', e)
+            continue
+        wanted, audio = sound, audio_at(d)
+        head = f.read(0, 54)
+        if isinstance(head, int):
+            fail(i, 'has no header:', head)
+            continue
+        if not in_frames:
+            by_flac = sound_of('%s/%d.flac' % (SRC, i))
+            if by_flac is not None:
+                wanted = by_flac
+            elif m[12:26] != d[12:26] or m[:4] != d[:4]:
+                wanted = None  # other sound by the word of STREAMINFO: there is nothing to compare with
+        size = int.from_bytes(head[42:46], 'big') - 8
+        if in_frames and d[21:26] != bytes(5) and d[22:26] != bytes(4) and f.size < 54 + len(sound):
+            fail(i, 'is too short:', f.size)
+        ranges = [(o, 2000) for o in range(0, f.size, 2000)][:200]
+        ranges += [(rnd.randrange(f.size), rnd.choice((1, 100, 1000, 9000))) for _ in range(8)]
+        if rnd.random() < 0.5:
+            rnd.shuffle(ranges)
+        for o, k in ranges:
+            got = f.read(o, k)
+            if isinstance(got, int):
+                bad += 1
+                continue
+            good += 1
+            a, b = max(o, 54), min(o + len(got), 54 + size)
+            if wanted is not None and a < b and got[a - o:b - o] != wanted[a - 54:b - 54]:
+                fail(i, 'gave other sound from', a, 'to', b)
+        known = d[22:26] != bytes(4)
+        for (o, length), (start, end) in zip(frames(d), spans_of(d, channels, bits)) if in_frames and ordered and known else ():
+            if d[o:o + length] in m:  # what is whole has to be there
+                got = f.read(start, min(end, 54 + len(sound)) - start)
+                if got != sound[start - 54:end - 54]:
+                    fail(i, 'frame at', o, 'is whole and gave', got if isinstance(got, int) else 'other bytes')
+        f.close()
+    print(good, 'reads fine,', bad, 'reads with an error,', refused, 'files refused, slowest read', round(Direct.slowest, 3))
+    if Direct.slowest > 5:
+        fail('a read took', Direct.slowest, 'seconds')
+
+main({'make': make, 'check': check})
+PY
+  while [ "$from" -lt "$total" ]; do
+    n=$((total - from < 200 ? total - from : 200))
+    rm -rf "$src" && mkdir "$src"
+    /usr/bin/python3 "$work/robust-mutate.py" make "$seed" "$from" "$n" || { not_ok 'mutants are made'; return; }
+    start "$src" || return
+    if /usr/bin/python3 "$work/robust-mutate.py" check "$seed" "$from" "$n" "$mnt" >"$out" 2>&1; then got=$((got + n)); else
+      not_ok "mutants $from to $((from + n - 1)) of seed $seed give nothing wrong" "$out"
+    fi
+    kill -0 "$daemon" || not_ok "the daemon lives after mutants $from to $((from + n - 1))" "$log"
+    stop
+    from=$((from + n))
+  done
+  equal "$total mutants (seed $seed) give right bytes or an error" "$total" "$got"
+}
+
+# The source changes under readers.
+section_change() {
+  have flac || { skip 'changes of the source' 'flac is not there'; return; }
+  have metaflac || { skip 'changes of the source' 'metaflac is not there'; return; }
+  have /usr/bin/python3 || { skip 'changes of the source' 'python3 is not there'; return; }
+  local src=$work/change
+  rm -rf "$src" && mkdir "$src"
+  robust_py change <<'PY'
+SRC = os.path.join(os.path.dirname(sys.argv[0]), 'change')
+FLAC, TMP = SRC + '/x.flac', SRC + '/y.tmp'
+N = 120000
+OLD, OLD_SOUND = flac_file(2, 16, 1152, N, 1, '-P', '4000', '-T', 'TITLE=first')
+# another song of as many samples, in a file of as many bytes
+SONG, SONG_SOUND = flac_file(2, 16, 1152, N, 2, '-P', '4000', '-T', 'TITLE=other')
+size = max(len(OLD), len(SONG)) - min(len(OLD), len(SONG))
+if len(OLD) < len(SONG): OLD, OLD_SOUND = flac_file(2, 16, 1152, N, 1, '-P', str(4000 + size), '-T', 'TITLE=first')
+else: SONG, SONG_SOUND = flac_file(2, 16, 1152, N, 2, '-P', str(4000 + size), '-T', 'TITLE=other')
+assert len(OLD) == len(SONG)
+
+def metaflac(*args):
+    subprocess.run(['metaflac', *args, FLAC], check=True)
+
+def title(data, sound):  # of the tag behind the sound
+    at = data.find(b'TIT2', 54 + len(sound))
+    return data[at + 11:at + 10 + int.from_bytes(data[at + 4:at + 8], 'big')].decode() if at > 0 else None
+
+def whole(name, path, sound, wanted_title, tries=30):
+    """A new open sees the new file whole: what stat says, what open says, sound and tag."""
+    deadline = time.monotonic() + tries
+    while True:  # the kernel may keep attributes for a second
+        size = os.stat(path).st_size
+        with open(path, 'rb') as f:
+            told = os.fstat(f.fileno()).st_size
+            try: data = f.read()
+            except OSError as e: data = b''
+        if len(data) == size == told and data[54:54 + len(sound)] == sound and title(data, sound) == wanted_title and \
+                int.from_bytes(data[4:8], 'big') == size - 8:
+            return
+        if data[54:54 + len(sound)] == sound and title(data, sound) not in (wanted_title, 'first', 'other'):
+            fail(name, 'a mix of tags:', title(data, sound))
+        if time.monotonic() > deadline:
+            fail(name, 'a new open does not see the new file: stat', size, 'fstat', told, 'read', len(data), 'title', title(data, sound))
+            return
+        time.sleep(0.05)
+
+def stat_follows(name, path, size):
+    """stat shows the new size within the attribute timeout of one second (and some for a slow machine)."""
+    deadline = time.monotonic() + 3
+    while os.stat(path).st_size != size:
+        if time.monotonic() > deadline:
+            fail(name, 'stat still shows', os.stat(path).st_size, 'not', size)
+            return
+        time.sleep(0.02)
+
+class Old:
+    """A handle that was opened before the change: some pages of it cached, some not, and two readers that
+    go on. Every byte is the old sound; at the most it is an error from a point on."""
+    def __init__(self, path, shorter):
+        self.shorter = shorter
+        self.path, self.stop, self.wrong, self.errors, self.count = path, False, set(), set(), 0
+        self.fd = os.open(path, os.O_RDONLY)
+        self.size = os.fstat(self.fd).st_size
+        os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_RANDOM)
+        for at in range(0, 150000, 4096):
+            self.read(at, 4096)
+        self.tag = self.read(54 + 4 * N, 5000)
+        self.readers = [threading.Thread(target=self.run, args=(i,)) for i in range(2)]
+        for t in self.readers: t.start()
+        self.wait(20)
+    def read(self, at, n):
+        try: got = os.pread(self.fd, n, at)
+        except OSError as e:
+            self.errors.add(e.errno)
+            return None
+        end = 54 + 4 * N
+        a, b = max(at, 54), min(at + len(got), end)
+        if a < b and got[a - at:b - at] != OLD_SOUND[a - 54:b - 54]:
+            self.wrong.add(at)
+        # a short read has an error behind it. But the kernel has one size for both files: after a shorter one
+        # has been looked at, the end comes there
+        end = self.size if self.shorter is None else self.shorter
+        if len(got) < min(n, end - at) and self.read(at + len(got), 1) == b'':
+            self.wrong.add('end at %d' % (at + len(got)))
+        self.count += 1
+        return got
+    def run(self, seed):
+        rnd = random.Random(seed)
+        while not self.stop:
+            # not the last page, in which the tag begins
+            self.read(rnd.randrange(4 * N - 40000), rnd.choice((100, 4096, 20000)))
+    def wait(self, n):  # until so many more reads have been tried
+        want = self.count + n
+        deadline = time.monotonic() + 20
+        while self.count < want and not self.errors and time.monotonic() < deadline:
+            time.sleep(0.001)
+    def end(self, name, sound_goes_on, errors):
+        """`sound_goes_on`: the sound can still be read, all of it."""
+        self.wait(50)
+        self.stop = True
+        for t in self.readers: t.join()
+        self.errors.discard(None)
+        before = set(self.errors)
+        os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        tag = self.read(54 + 4 * N, 5000)
+        at_tag = self.errors - before
+        for at in range(0, 4 * N, 65536):
+            self.read(at, 65536)
+        if self.wrong:
+            fail(name, 'the old handle gave other sound:', sorted(map(str, self.wrong))[:3])
+        if sound_goes_on and before:
+            fail(name, 'the old handle got', before)
+        if not self.errors <= errors:
+            fail(name, 'the old handle got', self.errors)
+        if tag and tag[:len(self.tag)] != self.tag:
+            fail(name, 'the old handle gave another tag')
+        os.close(self.fd)
+
+def reset():
+    """The old file at its place, under an inode of its own, and long enough for its times to differ."""
+    write(TMP, OLD)
+    os.rename(TMP, FLAC)
+    time.sleep(0.05)
+
+def case(name, path, change, sound=OLD_SOUND, tag='first', goes_on=False, shorter=None):
+    for reopen in (False, True):
+        reset()
+        whole(name + ', before,', path, OLD_SOUND, 'first')
+        old = Old(path, shorter)
+        change()
+        if reopen and sound is not None:  # pages that a new reader brings in must not reach the old one
+            whole(name + ', reopened,', path, sound, tag)
+        missing = {errno.EIO} if name.startswith('truncate') else set()
+        old.end(name + (', reopened,' if reopen else ','), goes_on, {errno.ESTALE} | missing)
+        if sound is None:
+            continue
+        whole(name + ', after,', path, sound, tag)
+
+def rewrite(data, back_to_front=False):
+    def change():
+        with open(FLAC, 'r+b') as f:
+            for at in sorted(range(0, len(data), 50000), reverse=back_to_front):
+                f.seek(at)
+                f.write(data[at:at + 50000])
+                f.flush()
+            f.truncate(len(data))
+    return change
+
+def keep_times(change):
+    def with_times():
+        st = os.stat(FLAC)
+        change()
+        os.utime(FLAC, ns=(st.st_atime_ns, st.st_mtime_ns))
+    return with_times
+
+def by_rename(data):
+    def change():
+        write(TMP, data)
+        os.rename(TMP, FLAC)
+    return change
+
+def check(mnt, only=None):
+    path = mnt + '/x.aiff'
+    retag = lambda *options: lambda: metaflac(*options, '--remove-tag=TITLE', '--set-tag=TITLE=third')
+    grow = lambda *options: lambda: metaflac(*options, '--remove-tag=TITLE', '--set-tag=TITLE=third', '--set-tag=COMMENT=' + 'x' * 9000)
+    longer, longer_sound = flac_file(2, 16, 1152, N + 50000, 5, '-T', 'TITLE=longer')
+    shorter, shorter_sound = flac_file(2, 16, 1152, N - 50000, 6, '-T', 'TITLE=shorter')
+    end = 54 + len(shorter_sound)
+    cases = {
+        'retag': (retag(), OLD_SOUND, 'third', True),
+        'retag-preserve-modtime': (retag('--preserve-modtime'), OLD_SOUND, 'third', True),
+        'grow': (grow(), OLD_SOUND, 'third', False),
+        'grow-preserve-modtime': (grow('--preserve-modtime'), OLD_SOUND, 'third', False),
+        'grow-in-place': (lambda: rewrite(grown())(), OLD_SOUND, 'third', False),
+        'rename': (by_rename(SONG), SONG_SOUND, 'other', True),
+        'rewrite': (rewrite(SONG), SONG_SOUND, 'other', False),
+        'rewrite-same-times': (keep_times(rewrite(SONG)), SONG_SOUND, 'other', False),
+        'rewrite-longer': (rewrite(longer), longer_sound, 'longer', False),
+        'rewrite-shorter': (rewrite(shorter), shorter_sound, 'shorter', False, end),
+        'rename-shorter': (by_rename(shorter), shorter_sound, 'shorter', True, end),
+        'rename-longer': (by_rename(longer), longer_sound, 'longer', True),
+        'rewrite-back-to-front': (rewrite(SONG, True), SONG_SOUND, 'other', False),
+        'truncate': (lambda: os.truncate(FLAC, len(OLD) // 2), None, None, False),
+        'truncate-to-nothing': (lambda: os.truncate(FLAC, 0), None, None, False),
+        'delete': (lambda: os.unlink(FLAC), None, None, True),
+        'touch': (lambda: os.utime(FLAC), OLD_SOUND, 'first', True),
+        'chmod': (lambda: os.chmod(FLAC, 0o600), OLD_SOUND, 'first', True),
+    }
+    for name, args in cases.items():
+        if only is None or only == name:
+            case(name, path, *args)
+    if only:
+        return
+    reset()  # sizes: what stat says without any open
+    stat_follows('retagged', path, os.stat(path).st_size)
+    before = os.stat(path).st_size
+    metaflac('--remove-tag=TITLE', '--set-tag=TITLE=' + 't' * 101)
+    stat_follows('retagged', path, before - 5 + 101)
+    reset()
+    whole('three opens', path, OLD_SOUND, 'first')  # old pages must not come back with a later open
+    a = os.open(path, os.O_RDONLY)
+    by_rename(SONG)()
+    time.sleep(1.1)
+    b = open(path, 'rb')
+    for at in range(0, 4 * N, 65536):
+        os.pread(a, 65536, at)
+    os.close(a)
+    b.close()
+    whole('three opens', path, SONG_SOUND, 'other', 0)
+
+def grown():
+    d = subprocess.run(['cp', FLAC, TMP], check=True) and None
+    subprocess.run(['metaflac', '--remove-tag=TITLE', '--set-tag=TITLE=third', '--set-tag=COMMENT=' + 'x' * 9000, TMP], check=True)
+    with open(TMP, 'rb') as f: d = f.read()
+    os.unlink(TMP)
+    return d
+
+main({'check': check})
+PY
+  start "$src" || return
+  check 'changes of the source: old sound or an error, and then the new file' /usr/bin/python3 "$work/robust-change.py" check "$mnt"
+  stop
+}
+
+# Who may read what, when root has mounted somebody's tree for all. SWAP_SECONDS: how long files are
+# swapped for symlinks under readers (4).
+contain_as() { setpriv --reuid="$1" --regid="$1" --clear-groups "${@:2}"; }
+
+section_contain() {
+  [ "$(id -u)" = 0 ] || { skip 'containment' 'it takes root'; return; }
+  have setpriv || { skip 'containment' 'setpriv is not there'; return; }
+  have flac || { skip 'containment' 'flac is not there'; return; }
+  have /usr/bin/python3 || { skip 'containment' 'python3 is not there'; return; }
+  local src=$work/contain seconds=${SWAP_SECONDS:-4} owner=12345 other=23456 mode swapper
+  rm -rf "$src" "$work/root-only" && mkdir "$src"
+  chmod 755 "$work"
+  robust_py contain <<'PY'
+import ctypes
+HERE = os.path.dirname(sys.argv[0])
+SRC, ROOT_ONLY, SECRET = HERE + '/contain', HERE + '/root-only', b'only root may read this'
+THEIRS = b'what everybody may read'  # of the same length: an old size hides nothing
+assert len(THEIRS) == len(SECRET)
+libc = ctypes.CDLL(None, use_errno=True)
+
+def make(owner):
+    d, _ = flac_file(2, 16, 1152, 5000, 1, '-T', 'TITLE=theirs')
+    secret, _ = flac_file(1, 8, 192, 5000, 2, '-T', 'TITLE=' + SECRET.decode())
+    os.mkdir(ROOT_ONLY, 0o700)
+    write(ROOT_ONLY + '/key.txt', SECRET)
+    write(ROOT_ONLY + '/key.flac', secret)
+    for name, mode in ('open', 0o644), ('closed', 0o600), ('group', 0o640), ('none', 0o000):
+        write('%s/%s.flac' % (SRC, name), d)
+        write('%s/%s.txt' % (SRC, name), name.encode())
+        os.chmod('%s/%s.flac' % (SRC, name), mode)
+        os.chmod('%s/%s.txt' % (SRC, name), mode)
+    for name, mode in ('dir', 0o755), ('closed-dir', 0o700):
+        os.mkdir(SRC + '/' + name)
+        write('%s/%s/in.flac' % (SRC, name), d)
+        write('%s/%s/in.txt' % (SRC, name), b'in')
+        os.chmod(SRC + '/' + name, mode)
+    for name, target in {'leak.flac': ROOT_ONLY + '/key.flac', 'leak.txt': ROOT_ONLY + '/key.txt', 'leak-dir': ROOT_ONLY,
+            'up.txt': '../root-only/key.txt', 'up.flac': 'dir/../../root-only/key.flac', 'proc.txt': '/proc/self/environ',
+            'fd.txt': '/proc/self/fd/0', 'root-dir': '/proc/self/root', 'cwd.txt': '/proc/self/cwd/root-only/key.txt',
+            'zero.flac': '/dev/zero', 'zero.txt': '/dev/zero', 'loop.flac': 'loop2.flac', 'loop2.flac': 'loop.flac',
+            'self.flac': 'self.flac', 'round': 'round/round', 'to-closed.flac': 'closed.flac', 'to-dir': 'closed-dir',
+            'to-open.flac': 'open.flac', 'shadow.txt': '/etc/shadow'}.items():
+        os.symlink(target, SRC + '/' + name)
+    os.mkfifo(SRC + '/fifo.flac')
+    os.mkfifo(SRC + '/fifo.txt')
+    import socket
+    os.chdir(SRC)  # its name has to be short
+    for name in 'socket.flac', 'socket.txt':
+        socket.socket(socket.AF_UNIX).bind(name)
+    for name, device in (('null.flac', (1, 3)), ('zero-device.txt', (1, 5)), ('tty.flac', (5, 0))):
+        try: os.mknod(name, 0o666 | stat.S_IFCHR, os.makedev(*device))
+        except PermissionError: pass
+    for name in 'forged\naifffffs: forged: a line.flac', 'esc\x1b[31m\x7f.flac', 'tab\tcr\r.flac':
+        write(name, b'this is no FLAC file, but it is long enough to look like one' * 3)
+    write('swap.txt', THEIRS)
+    write('swap.flac', d)
+    os.mkdir('swap-dir')
+    write('swap-dir/key.txt', THEIRS)
+    write('swap-dir/key.flac', d)
+    os.symlink(ROOT_ONLY + '/key.txt', 'swap2.txt')
+    os.symlink(ROOT_ONLY + '/key.flac', 'swap2.flac')
+    os.symlink(ROOT_ONLY, 'swap2-dir')
+    for at, dirs, files in os.walk(SRC):
+        for name in dirs + files:
+            os.lchown(at + '/' + name, int(owner), int(owner))
+    os.chown(SRC, int(owner), int(owner))
+    write('rename2.txt', SECRET)  # of root, but in a directory that is not
+    os.chmod('rename2.txt', 0o600)
+    write('rename.txt', THEIRS)
+    os.chown('rename.txt', int(owner), int(owner))
+
+def swap(seconds):  # as the owner
+    os.chdir(SRC)
+    pairs = [(a.encode(), a.replace(b, b + '2', 1).encode()) for a, b in
+        (('swap.txt', 'swap'), ('swap.flac', 'swap'), ('swap-dir', 'swap'), ('rename.txt', 'rename'))]
+    end, n = time.monotonic() + float(seconds), 0
+    while time.monotonic() < end:
+        for a, b in pairs:
+            if libc.renameat2(-100, a, -100, b, 2):  # RENAME_EXCHANGE
+                raise OSError(ctypes.get_errno(), 'renameat2')
+        n += 1
+        if n == 10:
+            print('swapping', flush=True)
+    print(n, 'rounds')
+
+def look(path):
+    """What can be had of it: its bytes or an errno. Never blocks."""
+    try:
+        fd = os.open(path, os.O_RDONLY)
+    except OSError as e:
+        return e.errno
+    try:
+        return b''.join(iter(lambda: os.read(fd, 1 << 16), b'')) if stat.S_ISREG(os.fstat(fd).st_mode) else -1
+    except OSError as e:
+        return e.errno
+    finally:
+        try: os.close(fd)
+        except OSError: pass  # the kernel says so of a file that became a symlink
+
+def secret(got):
+    return isinstance(got, bytes) and (SECRET in got or SECRET.decode().encode('utf-16-le') in got)
+
+def watch(mnt, seconds):
+    """Reads what is swapped; both answers have to come, and never the secret."""
+    end, seen = time.monotonic() + float(seconds), {}
+    names = 'swap.txt', 'swap.aiff', 'swap-dir/key.txt', 'swap-dir/key.aiff', 'rename.txt', 'swap2.txt', 'swap2.aiff', \
+        'swap2-dir/key.txt', 'swap2-dir/key.aiff', 'rename2.txt'
+    while time.monotonic() < end:
+        for name in names:
+            got = look(mnt + '/' + name)
+            seen.setdefault(name, set()).add('bytes' if isinstance(got, bytes) else got)
+            if secret(got):
+                fail(name, 'gave away the secret')
+        try: os.listdir(mnt + '/swap-dir')
+        except OSError: pass
+    for name in 'swap.txt', 'swap-dir/key.txt':
+        if len(seen[name]) < 2:
+            fail(name, 'was never seen to change:', seen[name])
+
+def modes(mnt, who, follow):
+    wanted = {'open.txt': b'open', 'dir/in.txt': b'in'}
+    closed = 'closed.txt', 'closed.aiff', 'group.txt', 'group.aiff', 'none.txt', 'none.aiff', 'closed-dir/in.txt', 'closed-dir/in.aiff'
+    for name in closed:
+        wanted[name] = errno.EACCES
+    if who == 'owner':
+        wanted.update({'closed.txt': b'closed', 'group.txt': b'group', 'closed-dir/in.txt': b'in'})
+        for name in 'closed.aiff', 'group.aiff', 'closed-dir/in.aiff':
+            del wanted[name]
+    for name, want in wanted.items():
+        got = look(mnt + '/' + name)
+        if got != want:
+            fail(name, 'for', who, 'is', got[:40] if isinstance(got, bytes) else got, 'not', want)
+    for name in ('open.aiff', 'dir/in.aiff', 'to-open.aiff') + (('closed.aiff', 'to-closed.aiff') if who == 'owner' else ()):
+        got = look(mnt + '/' + name)
+        if not isinstance(got, bytes) or got[:4] != b'FORM':
+            fail(name, 'for', who, 'is', got)
+    if who != 'owner':
+        for name in 'to-closed.aiff', 'to-dir/in.txt', 'to-dir/in.aiff':
+            if isinstance(look(mnt + '/' + name), bytes):
+                fail(name, 'can be read by', who)
+    everything(mnt, who, follow)
+
+def everything(mnt, who, follow):
+    """Opens all that there is: no secret, and nothing that blocks."""
+    start = time.monotonic()
+    names = [mnt + '/' + n for n in os.listdir(mnt)] + [mnt + '/dir/' + n for n in os.listdir(mnt + '/dir')] + [mnt + '/' + n for n in
+        ('leak-dir/key.txt', 'leak-dir/key.aiff', 'leak-dir/key.flac', 'root-dir/etc/shadow', 'leak.flac', 'up.flac', 'round/x')]
+    for name in names:
+        if 'zero' in name and not name.endswith('.aiff') or 'proc' in name or 'root-dir' in name and 'shadow' not in name:
+            continue  # what the reader's own kernel follows for him
+        if stat.S_ISFIFO(os.lstat(name).st_mode) if os.path.lexists(name) else False:
+            continue  # a FIFO is the reader's kernel's own, and blocks where it should
+        try:
+            st = os.stat(name)
+        except OSError:
+            continue
+        if not stat.S_ISREG(st.st_mode) and not stat.S_ISDIR(st.st_mode):
+            continue
+        if secret(look(name)):
+            fail(name, 'gives', who, 'the secret')
+    for name in ('root-dir/etc/shadow', 'shadow.txt') + (('proc.txt', 'cwd.txt') if follow else ()):
+        if look(mnt + '/' + name) not in (b'', errno.EACCES, errno.ENOENT, errno.EPERM, errno.ELOOP, errno.EIO):
+            fail(name, 'can be read by', who)
+    if time.monotonic() - start > 20:
+        fail('all of it', 'took', time.monotonic() - start, 'seconds')
+
+main({'make': make, 'swap': swap, 'watch': watch, 'modes': modes})
+PY
+  check 'the tree of another user is made' /usr/bin/python3 "$work/robust-contain.py" make "$owner"
+  for mode in '' '-o follow_symlinks'; do
+    # shellcheck disable=SC2086 # none or two words
+    start "$src" -o allow_other $mode || return
+    check "modes hold for others, nothing blocks, no secret gets out (${mode:-plain})" timeout 60 setpriv --reuid="$other" \
+      --regid="$other" --clear-groups /usr/bin/python3 "$work/robust-contain.py" modes "$mnt" other "$mode"
+    check "modes hold for the owner (${mode:-plain})" timeout 60 setpriv --reuid="$owner" --regid="$owner" --clear-groups \
+      /usr/bin/python3 "$work/robust-contain.py" modes "$mnt" owner "$mode"
+    check 'directories can be listed' timeout 30 ls -lR "$mnt/dir" "$mnt/closed-dir"
+    timeout 30 ls -l "$mnt" >"$out" 2>&1 # not all of it can be looked at
+    equal 'a name with a newline makes one line of log' 1 "$(grep -c 'forged: a line.flac: ' "$log")"
+    refuse 'and none that looks like one of ours' grep -q '^aifffffs: forged: ' "$log"
+    refuse 'no control byte gets into the log' grep -qP '[\x00-\x08\x0b-\x1f\x7f]' "$log"
+    stop
+  done
+  for mode in '-o attr_timeout=0,entry_timeout=0' '-o follow_symlinks' '-s'; do
+    # shellcheck disable=SC2086 # two words
+    start "$src" -o allow_other $mode || return
+    contain_as "$owner" /usr/bin/python3 "$work/robust-contain.py" swap "$((seconds + 2))" >"$work/swaps" 2>&1 &
+    swapper=$!
+    until_true 20 grep -q swapping "$work/swaps"
+    check "what its owner swaps for a symlink gives nothing away ($mode)" contain_as "$owner" \
+      /usr/bin/python3 "$work/robust-contain.py" watch "$mnt" "$seconds"
+    wait "$swapper" || not_ok 'files are swapped' "$work/swaps"
+    stop
+  done
+  rm -rf "$work/root-only" "$src"
+}
+
+# Faults from outside: signals, unmounting, no descriptors, no memory, a source that fails.
+faults_limit() { # milliseconds in which to leave
+  if grep -qE '__asan_init|__tsan_init' "$AIFFFFFS"; then echo 20000; else echo 1000; fi
+}
+
+# faults_leave SENTENCE COMMAND ...: under load, the command makes the daemon leave in time, with status 0,
+# and the mountpoint is of use again
+faults_leave() {
+  local sentence=$1 readers status begin took i
+  shift
+  start "$work/faults" || return
+  readers=()
+  for i in 1 2 3 4 5 6; do
+    (while for f in "$mnt"/[a-d].aiff; do dd if="$f" of=/dev/null bs=50000 iflag=direct || exit; done; do :; done) 2>/dev/null &
+    readers+=($!)
+  done
+  until_true 20 faults_busy || not_ok "$sentence: there is load" "$log"
+  begin=$(date +%s%N)
+  "$@" >"$out" 2>&1 || not_ok "$sentence: the command works" "$out"
+  wait "$daemon"
+  status=$?
+  took=$((($(date +%s%N) - begin) / 1000000))
+  daemon=
+  wait "${readers[@]}"
+  equal "$sentence: status 0" 0 "$status"
+  if [ "$took" -lt "$(faults_limit)" ]; then ok "$sentence: within a second"; else not_ok "$sentence: took $took ms"; fi
+  refuse "$sentence: nothing is left mounted" mountpoint -q "$mnt"
+  check "$sentence: the mountpoint is of use" ls "$mnt"
+  if grep -qE 'Sanitizer|runtime error' "$log"; then not_ok "$sentence: no sanitizer complains" "$log"; fi
+}
+
+faults_busy() { [ "$(stats reads)" -gt 20 ]; }
+
+faults_abort() { # the kernel closes /dev/fuse
+  local device
+  device=$(mountpoint -d "$mnt")
+  echo 1 >"$work/control/${device#*:}/abort"
+}
+
+# The program with allocations and reads of the source that can be made to fail: $work/faulty, and under
+# AddressSanitizer, where only the program's own allocations can, $work/faulty-asan.
+faults_build() {
+  local cc=${CC:-cc} sanitize=-fsanitize=address,undefined
+  cat >"$work/fault.c" <<'C'
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+/* in the file that $FAULT names: fail that allocation, so many there were, failed, errno of reads */
+static struct fault {
+  long at, count, failed, read_errno;
+} nothing, *fault = &nothing;
+
+__attribute__((constructor)) static void fault_start(void)
+{
+  const char *name = getenv("FAULT");
+  int fd = name ? open(name, O_RDWR | O_CLOEXEC) : -1;
+  void *p = fd < 0 ? MAP_FAILED : mmap(NULL, sizeof *fault, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (p != MAP_FAILED)
+    __atomic_store_n(&fault, p, __ATOMIC_SEQ_CST);
+  if (fd >= 0)
+    close(fd);
+}
+
+static int fault_now(void)
+{
+  long at = __atomic_load_n(&fault->at, __ATOMIC_SEQ_CST);
+  if (at == 0 || __atomic_add_fetch(&fault->count, 1, __ATOMIC_SEQ_CST) != at)
+    return 0;
+  __atomic_add_fetch(&fault->failed, 1, __ATOMIC_SEQ_CST);
+  errno = ENOMEM;
+  return 1;
+}
+
+#ifdef INTERPOSE
+extern void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void *, size_t);
+void *malloc(size_t n) { return fault_now() ? NULL : __libc_malloc(n); }
+void *calloc(size_t n, size_t m) { return fault_now() ? NULL : __libc_calloc(n, m); }
+void *realloc(void *p, size_t n) { return fault_now() ? NULL : __libc_realloc(p, n); }
+#else
+void *fault_malloc(size_t n) { return fault_now() ? NULL : malloc(n); }
+void *fault_calloc(size_t n, size_t m) { return fault_now() ? NULL : calloc(n, m); }
+void *fault_realloc(void *p, size_t n) { return fault_now() ? NULL : realloc(p, n); }
+char *fault_strdup(const char *s) { return fault_now() ? NULL : strdup(s); }
+#endif
+
+ssize_t fault_pread(int fd, void *p, size_t n, off_t at)
+{
+  long e = __atomic_load_n(&fault->read_errno, __ATOMIC_SEQ_CST);
+  if (e) {
+    errno = (int)e;
+    return -1;
+  }
+  return pread(fd, p, n, at);
+}
+C
+  cat >"$work/fault.h" <<'C'
+#define _GNU_SOURCE
+#define _FILE_OFFSET_BITS 64
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+ssize_t fault_pread(int, void *, size_t, off_t);
+#define pread fault_pread
+#ifndef INTERPOSE
+void *fault_malloc(size_t), *fault_calloc(size_t, size_t), *fault_realloc(void *, size_t);
+char *fault_strdup(const char *);
+#undef strdup
+#define malloc fault_malloc
+#define calloc fault_calloc
+#define realloc fault_realloc
+#define strdup fault_strdup
+#endif
+C
+  local flags=(-std=gnu11 -O1 -g -D_FILE_OFFSET_BITS=64 -DINTERPOSE) suffix
+  for suffix in '' -asan; do
+    [ -z "$suffix" ] || flags=(-std=gnu11 -O1 -g -D_FILE_OFFSET_BITS=64 -fno-omit-frame-pointer "$sanitize")
+    # shellcheck disable=SC2046 # words
+    "$cc" "${flags[@]}" -c -o "$work/fault.o" "$work/fault.c" &&
+      "$cc" "${flags[@]}" -include "$work/fault.h" $(pkg-config --cflags fuse3 flac) -o "$work/faulty$suffix" \
+        "$HERE/aifffffs.c" "$work/fault.o" $(pkg-config --libs fuse3 flac) -pthread || return 1
+  done
+}
+
+section_faults() {
+  have flac || { skip 'faults' 'flac is not there'; return; }
+  have /usr/bin/python3 || { skip 'faults' 'python3 is not there'; return; }
+  local src=$work/faults way soft n status plain=$AIFFFFFS suffix
+  rm -rf "$src" && mkdir "$src"
+  robust_py faults <<'PY'
+import struct
+HERE = os.path.dirname(sys.argv[0])
+SRC = HERE + '/faults'
+LONG, LONG_SOUND = flac_file(2, 16, 1152, 100000, 1, '-T', 'TITLE=long')
+
+def make():
+    for name in 'abcd':
+        write('%s/%s.flac' % (SRC, name), LONG)
+    unknown, _ = flac_file(1, 8, 192, 5000, 2, '-T', 'TITLE=unknown')
+    write(SRC + '/unknown.flac', set_total(unknown, 0))
+    write(SRC + '/other.txt', b'other')
+    os.symlink('a.flac', SRC + '/link.flac')
+    os.mkdir(SRC + '/many')
+    for i in range(300):
+        os.link(SRC + '/a.flac', '%s/many/%d.flac' % (SRC, i))
+    os.mkdir(SRC + '/few')
+    for name in 'a.flac', 'unknown.flac', 'other.txt':
+        os.link(SRC + '/' + name, SRC + '/few/' + name)
+    os.symlink('a.flac', SRC + '/few/link.flac')
+
+def descriptors(mnt, wanted):
+    """Opens 300 files. 'all': that works. 'some': from a point on EMFILE, and all is well once some are closed."""
+    fds, errors = [], set()
+    for i in range(300):
+        try: fds.append(os.open('%s/many/%d.aiff' % (mnt, i), os.O_RDONLY))
+        except OSError as e: errors.add(e.errno)
+    for fd in fds[::7]:
+        if os.pread(fd, 1000, 54) != LONG_SOUND[:1000]:
+            fail('other bytes')
+    if wanted == 'all' and errors:
+        fail('got', errors)
+    if wanted == 'some' and errors != {errno.EMFILE}:
+        fail('got', errors, 'and', len(fds), 'files')
+    for fd in fds:
+        os.close(fd)
+    deadline = time.monotonic() + 20
+    while True:  # the kernel tells of a close when it has the time
+        try:
+            with open(mnt + '/many/299.aiff', 'rb') as f:
+                if f.read()[54:54 + len(LONG_SOUND)] != LONG_SOUND:
+                    fail('does not recover: other bytes')
+                return
+        except OSError as e:
+            if time.monotonic() > deadline:
+                return fail('does not recover:', e)
+            time.sleep(0.05)
+
+class Fault:
+    def __init__(self):
+        self.fd = os.open(HERE + '/fault', os.O_RDWR)
+        self.map = mmap.mmap(self.fd, 32)
+    def set(self, at=0, read_errno=0):
+        self.map[:] = struct.pack('4l', 0, 0, 0, read_errno)
+        self.map[:8] = struct.pack('l', at)
+    def failed(self):
+        return struct.unpack('4l', self.map[:])[2]
+
+def source(mnt):
+    """The source answers with an error for a while. Whatever was begun then is right afterwards."""
+    fault = Fault()
+    for number in errno.EIO, errno.ENOMEM, errno.ETIMEDOUT:
+        for warm in (False, True):
+            f = Direct(mnt + '/a.aiff')
+            if warm and f.read(54, 5000) != LONG_SOUND[:5000]:
+                fail('other bytes before')
+            fault.set(read_errno=number)
+            for at in 54, 60000, 100, 200000, 54 + len(LONG_SOUND):
+                got = f.read(at, 100000)
+                if got != number and not (at < 5100 and warm and isinstance(got, bytes)):
+                    fail(os.strerror(number), 'at', at, 'became', got if isinstance(got, int) else 'bytes')
+            try:
+                os.stat(mnt + '/b.aiff')
+                os.close(os.open(mnt + '/b.aiff', os.O_RDONLY))
+                fail('a file that cannot be read is opened')
+            except OSError as e:
+                if e.errno != number:
+                    fail('opening it gave', e)
+            fault.set()
+            want = aiff(2, 16, 44100, LONG_SOUND)[54:54 + len(LONG_SOUND)]
+            head = f.read(0, 54)
+            if isinstance(head, int) or head[22:26] != (100000).to_bytes(4, 'big'):
+                fail('the header afterwards is', head)
+            for at in 0, 200000, 5000, 330000:
+                if f.read(54 + at, 70000) != want[at:at + 70000]:
+                    fail('other bytes afterwards at', at)
+            f.close()
+            with open(mnt + '/b.aiff', 'rb') as b:
+                if b.read()[54:54 + len(want)] != want:
+                    fail('other bytes in a file that could not be opened before')
+
+def scenario(mnt):
+    def step(f, *args):
+        try: return f(*args)
+        except OSError as e:
+            errors.add(e.errno)
+    errors = set()
+    step(os.listdir, mnt + '/few')
+    step(lambda: [e.stat() for e in os.scandir(mnt + '/few')])
+    for name in 'a.aiff', 'unknown.aiff':
+        step(os.stat, mnt + '/few/' + name)
+        f = step(Direct, mnt + '/few/' + name)
+        if f:
+            for at, n in ((0, 54), (54, 9000), (f.size // 2, 20000), (f.size - 100, 100), (9054, 5000)):
+                got = f.read(at, n)
+                if isinstance(got, int):
+                    errors.add(got)
+                elif name == 'a.aiff' and at >= 54 and at + n <= 54 + len(LONG_SOUND) and got != LONG_SOUND[at - 54:at - 54 + n]:
+                    fail('other bytes at', at)
+            f.close()
+    step(lambda: open(mnt + '/few/other.txt').read())
+    step(os.readlink, mnt + '/few/link.aiff')
+    step(os.stat, mnt + '/few/link.aiff')
+    step(os.statvfs, mnt)
+    step(os.stat, mnt + '/few/not there')
+    return errors - {errno.ENOENT}
+
+def memory(mnt, pid):
+    """Each allocation in turn fails, until none does."""
+    fault, n = Fault(), 0
+    if scenario(mnt):
+        fail('without any fault there is one:', scenario(mnt))
+    while True:
+        n += 1
+        fault.set(at=n)
+        errors = scenario(mnt)
+        failed = fault.failed()
+        fault.set()
+        try: os.kill(int(pid), 0)
+        except OSError: return fail('the daemon died of allocation', n)
+        if not errors <= {errno.ENOMEM, errno.EIO}:
+            fail('allocation', n, 'gave', errors)
+        if not failed:
+            break
+        if n == 5000:
+            return fail('no end')
+    if scenario(mnt):
+        fail('does not recover:', scenario(mnt))
+    print(n - 1, 'allocations')
+    if n < 30:
+        fail('too few')
+
+def hold(mnt, pid):
+    """Out of descriptors, and then it has to leave."""
+    fds, end = [], time.monotonic() + 20
+    try:
+        for i in range(300):
+            fds.append(os.open('%s/many/%d.aiff' % (mnt, i), os.O_RDONLY))
+        fail('there is no end of descriptors')
+    except OSError as e:
+        if e.errno != errno.EMFILE:
+            fail('got', e)
+    os.kill(int(pid), 15)
+    while os.path.ismount(mnt) or not os.access(mnt, os.W_OK):
+        if time.monotonic() > end:
+            return fail('it does not leave')
+        time.sleep(0.02)
+
+def signals(mnt, pid):
+    """A storm of signals while somebody reads."""
+    stop = []
+    def storm():
+        while not stop:
+            os.kill(int(pid), 10)
+            time.sleep(0.0005)
+    t = threading.Thread(target=storm)
+    t.start()
+    for _ in range(5):
+        f = Direct(mnt + '/a.aiff')
+        for at in range(0, len(LONG_SOUND), 30000):
+            if f.read(54 + at, 30000)[:len(LONG_SOUND) - at] != LONG_SOUND[at:at + 30000]:
+                fail('other bytes or an error at', at)
+        f.close()
+    stop.append(1)
+    t.join()
+
+main({'make': make, 'descriptors': descriptors, 'source': source, 'memory': memory, 'signals': signals, 'hold': hold})
+PY
+  check 'files for faults are made' /usr/bin/python3 "$work/robust-faults.py" make
+
+  for way in TERM INT HUP; do
+    # the shell has made background processes ignore INT
+    faults_leave "SIG$way under load" faults_kill "$way"
+  done
+  faults_leave 'fusermount3 -u -z under load' fusermount3 -u -z "$mnt"
+  faults_leave 'umount -l under load' umount -l "$mnt"
+  mkdir -p "$work/control"
+  if mount -t fusectl none "$work/control" 2>/dev/null; then
+    faults_leave '/dev/fuse closed' faults_abort
+    umount "$work/control"
+  else skip '/dev/fuse closed' 'it takes root and the fusectl file system'; fi
+  start "$src" || return
+  check 'signals do not disturb a reader' /usr/bin/python3 "$work/robust-faults.py" signals "$mnt" "$daemon"
+  stop
+
+  soft=$(ulimit -Sn)
+  ulimit -Sn 64
+  start "$src" || return
+  ulimit -Sn "$soft"
+  check 'the soft limit of open files is raised to the hard one' /usr/bin/python3 "$work/robust-faults.py" descriptors "$mnt" all
+  if have prlimit; then
+    prlimit --pid "$daemon" --nofile=60:60
+    check 'out of descriptors: EMFILE, and then all is well' /usr/bin/python3 "$work/robust-faults.py" descriptors "$mnt" some
+    check 'out of descriptors, it can still leave' /usr/bin/python3 "$work/robust-faults.py" hold "$mnt" "$daemon"
+    wait "$daemon"
+    equal 'and with status 0' 0 "$?"
+    daemon=
+  else
+    skip 'out of descriptors' 'prlimit is not there'
+    stop
+  fi
+
+  if ! have pkg-config || ! faults_build >"$out" 2>&1; then
+    skip 'faults inside' 'they take a C compiler, glibc and the headers'
+    return
+  fi
+  head -c 32 /dev/zero >"$work/fault"
+  export FAULT=$work/fault
+  for suffix in '' -asan; do
+    AIFFFFFS=$work/faulty$suffix
+    start "$src" -o attr_timeout=0,entry_timeout=0 && {
+      check "a source that fails gives its errno, and right bytes afterwards (faulty$suffix)" /usr/bin/python3 "$work/robust-faults.py" source "$mnt"
+      stop
+    }
+    start "$src" -o attr_timeout=0,entry_timeout=0,max_threads=3 && {
+      check "each allocation may fail (faulty$suffix)" /usr/bin/python3 "$work/robust-faults.py" memory "$mnt" "$daemon"
+      stop
+    }
+    status=
+    for ((n = 1; n < 400; n++)); do
+      faults_arm "$n"
+      timeout 20 "$AIFFFFFS" -f "$src" "$mnt" >"$log" 2>&1 &
+      daemon=$!
+      until_true 20 mounted_or_dead
+      mountpoint -q "$mnt" && { fusermount3 -u "$mnt" || umount -l "$mnt"; }
+      wait "$daemon"
+      status=$?
+      daemon=
+      # libfuse and the C library give up where they have no memory for what they keep for each thread
+      if [ "$status" -gt 2 ] && ! grep -qE 'failed to allocate thread specific data|libgcc_s.so.1 must be installed' "$log"; then
+        not_ok "allocation $n fails at the start: status $status" "$log"
+      fi
+      umount -l "$mnt" 2>/dev/null && [ "$status" -le 2 ] && not_ok "allocation $n fails at the start: a mount is left" "$log"
+      if grep -q Sanitizer "$log"; then not_ok "allocation $n fails at the start: no sanitizer complains" "$log"; fi
+      [ "$(od -An -td8 -j16 -N8 "$FAULT" | tr -d ' ')" = 0 ] && break # there are no more
+    done
+    faults_arm 0
+    if [ "$n" -gt 5 ] && [ "$n" -lt 400 ]; then ok "each of $((n - 1)) allocations at the start may fail (faulty$suffix)"; else
+      not_ok "each allocation at the start may fail (faulty$suffix): $n were tried"
+    fi
+  done
+  AIFFFFFS=$plain
+  unset FAULT
+}
+
+faults_kill() { kill "-$1" "$daemon"; }
+
+# faults_arm N: the Nth allocation from now on fails
+faults_arm() {
+  { printf '%b' "$(printf '\\x%02x\\x%02x' $(($1 % 256)) $(($1 / 256)))"; head -c 30 /dev/zero; } | dd of="$FAULT" conv=notrunc status=none
+}
+
+# verb_fuzz [SECONDS]: libFuzzer on what reads FLAC files: sizes, tags, and sound from everywhere (0: until
+# stopped). What it finds is left in ./fuzz-found.
+verb_fuzz() {
+  local seconds=${1:-120} corpus=$work/corpus found=$HERE/fuzz-found status n
+  have clang || { skip 'fuzzing' 'clang is not there'; return; }
+  have flac || { skip 'fuzzing' 'flac is not there'; return; }
+  have /usr/bin/python3 || { skip 'fuzzing' 'python3 is not there'; return; }
+  mkdir -p "$corpus" "$work/new" "$found"
+  cat >"$work/fuzz.c" <<'C'
+#define main aifffffs_main
+#include "aifffffs.c"
+#undef main
+#include <sys/mman.h>
+
+/* from the sanitizers' runtime and from libFuzzer */
+int __sanitizer_install_malloc_and_free_hooks(void (*)(const volatile void *, size_t), void (*)(const volatile void *));
+size_t __sanitizer_get_allocated_size(const volatile void *);
+size_t LLVMFuzzerMutate(uint8_t *, size_t, size_t);
+size_t LLVMFuzzerCustomMutator(uint8_t *, size_t, size_t, unsigned);
+int LLVMFuzzerInitialize(int *, char ***);
+int LLVMFuzzerTestOneInput(const uint8_t *, size_t);
+
+#define LIMIT (64 << 20)
+#define WHOLE (1 << 18)
+
+static atomic_long held;
+static atomic_bool counting;
+static struct fs fs = { .depot = { .lock = PTHREAD_MUTEX_INITIALIZER, .cpus = 2, .per_handle = 4, .idle_max = 3 },
+			.opened_lock = PTHREAD_MUTEX_INITIALIZER };
+
+static void note_malloc(const volatile void *p, size_t n)
+{
+	(void)p;
+	if (atomic_fetch_add(&held, (long)n) + (long)n > LIMIT && counting) {
+		counting = false;
+		fprintf(stderr, "more than 64 MB\n");
+		abort();
+	}
+}
+
+static void note_free(const volatile void *p)
+{
+	atomic_fetch_sub(&held, p ? (long)__sanitizer_get_allocated_size(p) : 0);
+}
+
+int LLVMFuzzerInitialize(int *argc, char ***argv)
+{
+	(void)argc, (void)argv;
+	return __sanitizer_install_malloc_and_free_hooks(note_malloc, note_free) ? 0 : -1;
+}
+
+/* A mutant with all its CRCs wrong never gets far: put those of frame headers and of frames right,
+ * mostly. */
+size_t LLVMFuzzerCustomMutator(uint8_t *p, size_t n, size_t most, unsigned seed)
+{
+	size_t last = 0;
+	n = LLVMFuzzerMutate(p, n, most);
+	if (seed % 4 == 0)
+		return n;
+	for (size_t i = 42; i + HEADER_MAX < n; i++) {
+		uint64_t number;
+		size_t len;
+		if (p[i] != 0xff || (p[i + 1] & 0xfe) != 0xf8)
+			continue;
+		len = coded_number(p + i + 4, 7, &number);
+		if (len == 0)
+			continue;
+		len += 4 + (p[i + 2] >> 4 == 6 ? 1u : p[i + 2] >> 4 == 7 ? 2u : 0u) +
+		       ((p[i + 2] & 15) == 12 ? 1u : (p[i + 2] & 15) >= 13 ? 2u : 0u);
+		if (last && i > last + 8)
+			put_u16(p + i - 2, crc16(0, p + last, i - 2 - last));
+		p[i + len] = crc8(p + i, len);
+		last = i;
+	}
+	if (last && n > last + 8)
+		put_u16(p + n - 2, crc16(0, p + last, n - 2 - last));
+	return n;
+}
+
+static int read_once(struct handle *h, uint8_t *dst, uint64_t at, uint64_t n, bool conceal)
+{
+	int rc = handle_read(&fs.depot, h, dst, at, n, conceal);
+	if (rc > 0 || rc < -200)
+		abort();
+	return rc;
+}
+
+/* Whether a second FLAC file begins in it, where the first one then ends: frames may be found behind that,
+ * but need not. */
+static bool second_file(const uint8_t *p, size_t n)
+{
+	unsigned found = 0;
+	for (size_t i = 0; i + 8 <= n; i++)
+		found += memcmp(p + i, "fLaC", 4) == 0;
+	return found > 1;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+	bool alone = !second_file(data, size);
+	static uint8_t whole[WHOLE], state[WHOLE / 512], part[131072];
+	int fd = memfd_create("fuzz", MFD_CLOEXEC);
+	struct handle *h;
+	if (fd < 0 || write(fd, data, size) != (ssize_t)size)
+		abort();
+	held = 0;
+	counting = true;
+	fs.no_foreign = size % 2;
+	if (handle_open(&fs, fd, "fuzz", &h) == 0) {
+		uint64_t all = h->layout.size;
+		memset(state, 0, sizeof state);
+		/* from the front, and then anywhere: what comes without an error has to be the same */
+		for (uint64_t at = 0; at < min_u64(all, WHOLE); at += 512)
+			state[at / 512] = read_once(h, whole + at, at, min_u64(min_u64(all, WHOLE) - at, 512), false) == 0;
+		for (size_t i = 0; i < 12 && size >= 48; i++) {
+			uint64_t at = get_le32(data + size - 4 * (i + 1)) % all, n = i < 8 ? 1 + at * 31 % 3000 : sizeof part;
+			n = min_u64(n, all - at);
+			if (read_once(h, part, at, n, false) != 0)
+				continue;
+			for (uint64_t j = at; j < min_u64(at + n, min_u64(all, WHOLE)); j++)
+				if (alone && state[j / 512] && whole[j] != part[j - at]) {
+					fprintf(stderr, "byte %" PRIu64 " of %" PRIu64 " depends on the way to it\n", j, all);
+					abort();
+				}
+		}
+		for (size_t i = 0; i < 2 && size >= 48; i++) { /* silence instead of errors */
+			uint64_t at = get_le32(data + size - 4 * (i + 5)) % all, n = min_u64(sizeof part, all - at);
+			if (read_once(h, part, at, n, true) != 0)
+				continue;
+			for (uint64_t j = at; j < min_u64(at + n, min_u64(all, WHOLE)); j++)
+				if (alone && state[j / 512] && whole[j] != part[j - at] && j >= AIFF_HEADER) {
+					fprintf(stderr, "concealed byte %" PRIu64 " of %" PRIu64 " differs\n", j, all);
+					abort();
+				}
+		}
+		handle_free(&fs, h);
+	}
+	counting = false;
+	close(fd);
+	return 0;
+}
+C
+  robust_py corpus <<'PY'
+def make(directory):
+    tags = '-T', 'TITLE=x', '-T', 'ARTIST=\u00e9', '-T', 'TRACKNUMBER=3/4', '-T', 'DATE=2003-02-18', '-P', '40', '-S', '4x'
+    files = {'8': flac_file(1, 8, 192, 3000, 1, '--no-padding')[0], '16': flac_file(2, 16, 256, 3000, 2, *tags)[0],
+        '24': flac_file(3, 24, 64, 700, 3, '-P', '8')[0], 'tiny': flac_file(1, 16, 16, 300, 4)[0],
+        'variable': variable_file(2, 16, (192, 576, 64), 3000, 5)[0]}
+    for name, d in list(files.items()):
+        files[name + '-unknown'] = set_total(d, 0)
+    d = files['8']
+    files['id3'] = b'ID3\3\0\0\0\0\0\x0a' + bytes(10) + d + b'TAG' + bytes(125)
+    files['twice'] = d + d
+    files['empty'] = d[:audio_at(d)]
+    picture = (3).to_bytes(4, 'big') + (9).to_bytes(4, 'big') + b'image/png' + (1).to_bytes(4, 'big') + b'd' + bytes(16) + \
+        (8).to_bytes(4, 'big') + b'\x89PNG\r\n\x1a\n'
+    files['picture'] = d[:4] + b'\0' + d[5:42] + b'\6' + len(picture).to_bytes(3, 'big') + picture + d[42:]
+    for name, d in files.items():
+        write('%s/%s.flac' % (directory, name), d)
+
+main({'make': make})
+PY
+  check 'a corpus is made' /usr/bin/python3 "$work/robust-corpus.py" make "$corpus"
+  if [ -n "${FLAC_TEST_FILES-}" ]; then
+    find "$FLAC_TEST_FILES" -name '*.flac' -size -60k -exec cp {} "$corpus" \;
+    chmod -R u+w "$corpus"
+  fi
+  # shellcheck disable=SC2046 # words
+  check 'the fuzzer is built' clang -std=c11 -O1 -g -I"$HERE" -fsanitize=fuzzer,address,undefined \
+    -fno-sanitize-recover=undefined $(pkg-config --cflags fuse3 flac) -o "$work/fuzz" "$work/fuzz.c" \
+    $(pkg-config --libs fuse3 flac) -pthread
+  [ -x "$work/fuzz" ] || return
+  "$work/fuzz" -max_total_time="$seconds" -timeout=5 -malloc_limit_mb=64 -rss_limit_mb=1000 -max_len=20000 \
+    -print_final_stats=1 -artifact_prefix="$found/" "$work/new" "$corpus" >"$work/fuzz.log" 2>&1
+  status=$?
+  tail -n 40 "$work/fuzz.log" >"$out"
+  n=$(sed -n 's/^stat::number_of_executed_units: *//p' "$work/fuzz.log")
+  if [ "$status" = 0 ] && [ "${n:-0}" -gt 100 ]; then
+    ok "$n inputs in $seconds seconds: no crash, nothing above 64 MB, no two answers to one question"
+    rmdir "$found" 2>/dev/null
+  else not_ok "the fuzzer found something (in $found)" "$out"; fi
+}
+
 # ---- at home on a real machine: boot, shares, readers, install, distributions -------------------
 
 free_port() { /usr/bin/python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
@@ -4361,4 +5859,7 @@ verb=${1:-check}
 [ $# = 0 ] || shift
 [ -x "$AIFFFFFS" ] || { echo "test.sh: $AIFFFFFS is not there: make first" >&2; exit 1; }
 [ -c /dev/fuse ] || { echo "test.sh: no /dev/fuse" >&2; exit 1; }
-"verb_$verb" "$@"
+case $verb in
+  mutate | fuzz | stress) "verb_$verb" "$@"; verdict ;;
+  *) "verb_$verb" "$@" ;;
+esac
