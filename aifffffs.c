@@ -75,16 +75,18 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/wait.h>
 #include <syslog.h>
 #include <time.h>
 #include <unistd.h>
 #ifdef __linux__
 #include <sys/fsuid.h>
+#include <sys/mount.h>
 #include <sys/syscall.h>
 #include <sys/vfs.h>
 #endif
 #ifdef __GLIBC__
-#include <malloc.h>
+#include <execinfo.h>
 #endif
 
 #define AIFFFFFS_VERSION "1.0"
@@ -3401,6 +3403,7 @@ struct fs {
 	int follow, conceal, no_foreign;
 	int stats; /* write the statistics at the end */
 	unsigned workers;
+	bool ready;     /* the kernel's first request has been answered */
 	bool as_caller; /* symlinks are followed with the caller's rights, not ours */
 	struct depot depot;
 	struct cache cache;
@@ -3471,9 +3474,9 @@ static int open_plain(int root, const char *path, int flags)
 	return open_stepwise(root, path, flags);
 }
 
-/* With follow_symlinks, when root shares the mount with others: what a symlink points at is looked for
- * with the rights of the caller, so that no directory is entered that is closed to him. Linux keeps
- * these for each thread. */
+/* When root shares the mount with others, files are opened, directories read and symlinks followed with the
+ * rights of the caller. The kernel has checked them already, but on what was at that path a moment ago; and
+ * of the directories that a symlink leads through it knows nothing. Linux keeps these for each thread. */
 struct rights {
 	uid_t uid;
 	gid_t gid;
@@ -3593,21 +3596,23 @@ static int open_followed(const struct fs *fs, const char *path, int flags)
 	return open_resolved(fs, resolved, flags);
 }
 
-/* Opens a path relative to the source. Symlinks are followed if that is asked for and allowed. A
- * descriptor or a negative errno; what cannot be a file or directory is not opened at all. */
-static int source_open(const struct fs *fs, const char *path, int flags, bool follow)
+/* Opens a path relative to the source. Symlinks, where they are followed, are so with the caller's rights;
+ * `as_caller` says that the first steps are, too. A descriptor or a negative errno. */
+static int source_open(const struct fs *fs, const char *path, int flags, bool as_caller)
 {
+	const char *start = *path ? path : ".";
 	struct rights rights;
-	int fd;
-	if (path_hidden(fs, path))
-		return -ENOENT;
-	fd = open_plain(fs->root, *path ? path : ".", flags);
-	if (fd != -ELOOP || !follow || !fs->follow)
+	int fd = path_hidden(fs, path) ? -ENOENT : -ELOOP;
+	if (fd == -ELOOP && !as_caller)
+		fd = open_plain(fs->root, start, flags);
+	if (fd != -ELOOP || !(as_caller || fs->follow))
 		return fd;
 	fd = rights_take(fs, &rights);
 	if (fd < 0)
 		return fd;
-	fd = open_followed(fs, path, flags);
+	fd = as_caller ? open_plain(fs->root, start, flags) : -ELOOP;
+	if (fd == -ELOOP && fs->follow)
+		fd = open_followed(fs, path, flags);
 	rights_return(fs, &rights);
 	return fd;
 }
@@ -3624,7 +3629,7 @@ static int source_stat(const struct fs *fs, int dir, const char *name, const cha
 		return -errno;
 	if (!fs->follow || !S_ISLNK(st->st_mode))
 		return 0;
-	fd = source_open(fs, path, O_PATH | O_CLOEXEC, true); /* the path's last link is gone by then */
+	fd = source_open(fs, path, O_PATH | O_CLOEXEC, false);
 	if (fd < 0)
 		return 0;
 	rc = fstat(fd, &target);
@@ -3895,7 +3900,7 @@ static int place_find(const struct fs *fs, const char *path, struct place *p)
 	if (strlen(path) >= sizeof parent)
 		return -ENAMETOOLONG;
 	snprintf(parent, sizeof parent, "%.*s", (int)(slash > path ? slash - path - 1 : 0), path + 1);
-	p->dir = source_open(fs, parent, O_PATH | O_DIRECTORY | O_CLOEXEC, true);
+	p->dir = source_open(fs, parent, O_PATH | O_DIRECTORY | O_CLOEXEC, false);
 	if (p->dir < 0)
 		return p->dir;
 	dir.fd = p->dir;
@@ -3985,7 +3990,7 @@ static int attr_show(struct fs *fs, int dir, const char *name, const char *path,
 		struct stat now;
 		fd = open_plain(dir, name, OPEN_FILE);
 		if (fd == -ELOOP)
-			fd = source_open(fs, path, OPEN_FILE, true);
+			fd = source_open(fs, path, OPEN_FILE, false);
 		if (fd < 0)
 			return fd;
 		rc = fstat(fd, &now) < 0 ? -errno : 0;
@@ -4363,6 +4368,7 @@ static void *fs_init(struct fuse_conn_info *conn, struct fuse_config *cfg)
 	conn->want &= ~(unsigned)FUSE_CAP_READDIRPLUS_AUTO; /* who lists a library wants sizes */
 	cfg->use_ino = 1;
 	cfg->nullpath_ok = 1;
+	fs->ready = true;
 	return fs;
 }
 
@@ -4393,7 +4399,7 @@ static const struct fuse_operations fs_operations = {
 
 /* ---- THREAD POOL ------------------------------------------------------------------------------ */
 
-/* To take: this section. Needs pthread.h, errno, signal, time, stdlib.h and libfuse 3.
+/* To take: this section. Needs pthread.h, errno, signal, time, stdlib.h, libfuse 3, and glibc's execinfo.h.
  *
  * A fixed number of workers that serve a FUSE session: made once, joined at the end, none started or
  * ended in between (libfuse's own loop makes and ends threads as load comes and goes). Each owns its
@@ -4488,6 +4494,12 @@ static int pool_start(struct pool *p, struct fuse_session *session, unsigned n, 
 	sigset_t all, old;
 	int rc = 0;
 	*p = (struct pool){ .session = session, .owner = pthread_self(), .signal = sig };
+#ifdef __GLIBC__
+	/* pthread_cancel loads libgcc_s when it is first called, and aborts if it cannot, for want of a file
+	 * descriptor, say; backtrace loads it now */
+	void *ignored[1];
+	backtrace(ignored, 1);
+#endif
 	pthread_mutex_init(&p->lock, NULL);
 	pthread_cond_init(&p->left, NULL);
 	p->workers = calloc(n, sizeof *p->workers);
@@ -4734,7 +4746,7 @@ static void fs_setup(struct fs *fs, const struct options *o)
 	fs->conceal = o->conceal;
 	fs->no_foreign = o->no_foreign;
 	fs->stats = o->stats;
-	fs->as_caller = o->follow && o->allow_other && geteuid() == 0;
+	fs->as_caller = o->allow_other && geteuid() == 0;
 	fs->workers = o->single ? 1 : (unsigned)max_u64(16, 2 * cpus);
 	if (fs->workers > MAX_WORKERS)
 		fs->workers = MAX_WORKERS;
@@ -4803,7 +4815,7 @@ static struct fuse *mount_fs(struct fs *fs, struct fuse_args *args)
 	if (n > 0)
 		fuse_session_process_buf(fuse_get_session(fuse), &first);
 	free(first.mem);
-	if (n <= 0 || fuse_session_exited(fuse_get_session(fuse))) {
+	if (!fs->ready) { /* unmounted already, or no memory */
 		fuse_unmount(fuse);
 		errx(1, "%s: cannot mount", fs->mountpoint);
 	}
@@ -4820,6 +4832,25 @@ static void wait_set(sigset_t *set)
 	sigaddset(set, SIGTERM);
 	if (sigaction(SIGHUP, NULL, &hup) == 0 && hup.sa_handler != SIG_IGN)
 		sigaddset(set, SIGHUP);
+}
+
+/* Takes away what is left of a mount whose connection was cut, which libfuse believes to be gone. */
+static void unmount_dead(const char *mountpoint)
+{
+	int fd = open(mountpoint, O_RDONLY | O_DIRECTORY | O_CLOEXEC); /* stat could be answered from a cache */
+	if (fd >= 0)
+		close(fd);
+	if (fd >= 0 || errno != ENOTCONN)
+		return;
+#ifdef __linux__
+	if (umount2(mountpoint, MNT_DETACH | UMOUNT_NOFOLLOW) == 0)
+		return;
+#endif
+	if (fork() == 0) {
+		execlp("fusermount3", "fusermount3", "-u", "-q", "-z", "--", mountpoint, (char *)NULL);
+		_exit(127);
+	}
+	wait(NULL);
 }
 
 /* Serves until a signal or the unmount, and leaves nothing behind. Returns the exit status. */
@@ -4840,6 +4871,7 @@ static int serve(struct fs *fs, struct fuse *fuse, const sigset_t *signals)
 		fuse_stop_cleanup_thread(fuse);
 	}
 	fuse_unmount(fuse);
+	unmount_dead(fs->mountpoint);
 	if (fs->stats)
 		write_stats(fs);
 	if (rc == -ETIMEDOUT) /* a worker sits in a slow source; the kernel has let its reader go */
