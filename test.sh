@@ -3503,7 +3503,7 @@ PY
     rm -rf "$src" && mkdir "$src"
     /usr/bin/python3 "$work/robust-mutate.py" make "$seed" "$from" "$n" || { not_ok 'mutants are made'; return; }
     start "$src" || return
-    if /usr/bin/python3 "$work/robust-mutate.py" check "$seed" "$from" "$n" "$mnt" >"$out" 2>&1; then got=$((got + n)); else
+    if timeout 600 /usr/bin/python3 "$work/robust-mutate.py" check "$seed" "$from" "$n" "$mnt" >"$out" 2>&1; then got=$((got + n)); else
       not_ok "mutants $from to $((from + n - 1)) of seed $seed give nothing wrong" "$out"
     fi
     kill -0 "$daemon" || not_ok "the daemon lives after mutants $from to $((from + n - 1))" "$log"
@@ -3518,7 +3518,7 @@ section_change() {
   have flac || { skip 'changes of the source' 'flac is not there'; return; }
   have metaflac || { skip 'changes of the source' 'metaflac is not there'; return; }
   have /usr/bin/python3 || { skip 'changes of the source' 'python3 is not there'; return; }
-  local src=$work/change
+  local src=$work/change case
   rm -rf "$src" && mkdir "$src"
   robust_py change <<'PY'
 SRC = os.path.join(os.path.dirname(sys.argv[0]), 'change')
@@ -4288,7 +4288,8 @@ PY
   for suffix in '' -asan; do
     AIFFFFFS=$work/faulty$suffix
     start "$src" -o attr_timeout=0,entry_timeout=0 && {
-      check "a source that fails gives its errno, and right bytes afterwards (faulty$suffix)" /usr/bin/python3 "$work/robust-faults.py" source "$mnt"
+      check "a source that fails gives its errno, and right bytes afterwards (faulty$suffix)" \
+        /usr/bin/python3 "$work/robust-faults.py" source "$mnt"
       stop
     }
     start "$src" -o attr_timeout=0,entry_timeout=0,max_threads=3 && {
@@ -5497,12 +5498,18 @@ bench_music() {
   music=${BENCH_FLAC:-$work/music}
   [ -n "${BENCH_FLAC:-}" ] && return
   mkdir -p "$music"
-  for i in 1 2 3 4 5 6 7 8; do # something that compresses as music does, to a good half
-    sox -R -n -r 44100 -b 16 -c 2 "$work/w.wav" synth 120 pinknoise synth 120 pluck mix "$((100 + 30 * i))" \
-      synth 120 sine mix "$((50 * i))" tremolo "$i" 60 gain -n -6 2>/dev/null
+  # pieces of other loudness and colour, so that FLAC frames differ in size as those of music do; each track
+  # begins with another piece
+  for i in $(seq 24); do
+    sox -R -n -r 44100 -b 16 -c 2 "$work/piece$i.wav" synth 6 pluck "$((80 + i * 37 % 400))" synth 6 sine mix "$((200 + i * 53))" \
+      synth 6 pinknoise mix gain -n -$((3 + i * 7 % 30)) tremolo "0.$((i % 9 + 1))" 80 2>/dev/null
+  done
+  for i in 0 1 2 3 4 5 6 7; do
+    # shellcheck disable=SC2046 # words are wanted
+    sox $(for n in $(seq 24); do echo "$work/piece$(((n + 3 * i) % 24 + 1)).wav"; done) "$work/w.wav"
     flac --totally-silent -5 -f -T TITLE="$i" "$work/w.wav" -o "$music/$i.flac"
   done
-  rm "$work/w.wav"
+  rm "$work"/piece*.wav "$work/w.wav"
 }
 
 # fresh NAME COMMAND [OPTION ...]: clocks the command on a mount made for it
