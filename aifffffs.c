@@ -2249,32 +2249,42 @@ static off_t bytes_of(const struct stream *s, uint64_t samples)
 	return (off_t)((double)(s->end - s->audio) * ((double)samples / (double)s->samples));
 }
 
-/* Whether the numbers grow from the file's first byte to its last, as a jump needs it. Looks at the
- * end, at twice as far from it, and so on up to the middle, so that a second stream behind the first
- * shows however short it is. 1, 0 or a negative errno. */
+/* Whether the numbers grow from the file's first byte to its last, as a jump needs it. Looks at the end, at
+ * twice as far from it, and so on up to the middle, and from the start likewise: where a second stream
+ * begins, however long it is, numbers start anew, and one of these places tells. 1, 0 or a negative errno. */
 static int frame_survey(const struct stream *s, struct search *q, struct anchor *middle, struct anchor *last)
 {
 	off_t half = (s->end - s->audio) / 2;
-	off_t back = (off_t)min_u64((uint64_t)(s->end - s->audio), frame_bound(s, max_u64(s->max_block, s->fixed)));
+	off_t step = (off_t)min_u64((uint64_t)(s->end - s->audio), frame_bound(s, max_u64(s->max_block, s->fixed)));
+	struct anchor before = { 0, s->audio, true };
 	struct frame f;
 	int rc;
 	last->at = 0;
-	for (off_t at = s->end - back; (rc = frame_search(s, q, at, s->end, 0, s->samples, &f)) == 1; at = f.at + 1)
+	for (off_t at = s->end - step; (rc = frame_search(s, q, at, s->end, 0, s->samples, &f)) == 1; at = f.at + 1)
 		if (f.sample + f.block >= s->samples && frame_plausible(s, 0, s->audio, f.sample, f.at))
 			*last = (struct anchor){ f.sample, f.at, false };
 	if (rc < 0 || !last->at || q->file_at)
 		return rc < 0 ? rc : 0;
 	*middle = *last;
-	do {
-		back = back < half / 2 ? 2 * back : half;
+	for (off_t back = 2 * step; back < half; back *= 2) {
 		rc = frame_search(s, q, s->end - back, last->at + 1, 1, s->samples, &f);
 		if (rc <= 0 || q->file_at)
 			return rc < 0 ? rc : 0;
 		if (f.at != middle->at && !frame_plausible(s, f.sample, f.at, middle->sample, middle->at))
 			return 0;
 		*middle = (struct anchor){ f.sample, f.at, false };
-	} while (back < half);
-	return frame_plausible(s, 0, s->audio, middle->sample, middle->at);
+	}
+	for (off_t ahead = step; ahead < half && s->audio + ahead < middle->at; ahead *= 2) {
+		rc = frame_search(s, q, s->audio + ahead, middle->at + 1, 1, s->samples, &f);
+		if (rc <= 0 || q->file_at)
+			return rc < 0 ? rc : 0;
+		if (f.at == middle->at)
+			break;
+		if (!frame_plausible(s, before.sample, before.at, f.sample, f.at))
+			return 0;
+		before = (struct anchor){ f.sample, f.at, false };
+	}
+	return frame_plausible(s, before.sample, before.at, middle->sample, middle->at);
 }
 
 /* What the SEEKTABLE says of a place at or before `target` and behind *low, if a frame is there. */

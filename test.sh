@@ -2093,6 +2093,26 @@ C
   "$work/locate" "$@"
 }
 
+# cut_sound AIFF RAW PART: opened anew for each read, the sound is RAW or an error, and the latter behind PART of 27
+cut_sound() {
+  /usr/bin/python3 - "$@" <<'PY'
+import os, sys
+aiff, ref, part = sys.argv[1], open(sys.argv[2], 'rb').read(), int(sys.argv[3])
+good = 0
+for at in range(0, len(ref), 9000):
+    fd = os.open(aiff, os.O_RDONLY | os.O_DIRECT)
+    try:
+        if os.pread(fd, 4000, 54 + at) != ref[at:at + 4000]:
+            sys.exit('other sound at %d' % at)
+        good += 1
+    except OSError:
+        pass
+    os.close(fd)
+if not (part - 2) * len(ref) // 27 <= good * 9000 <= (part + 2) * len(ref) // 27:
+    sys.exit('%d reads without an error' % good)
+PY
+}
+
 section_seek() {
   local src=$work/seek name block sound how f files=${FLAC_TEST_FILES:-}
   mkdir -p "$src"
@@ -2131,6 +2151,20 @@ section_seek() {
   stop
   check 'false headers cost a second search, no wrong sample' grep -qE 'errors=0 fallbacks=[1-9]' "$log"
   check 'each frame is where a full scan finds it' locator_test "$src"/*.flac
+
+  # a file cut short with another one behind it, whose frames have the same numbers
+  mkdir "$work/cut"
+  tune 16 2 44100 110000 | flac_of 16 2 44100 "$work/first.flac" --no-padding
+  raw 440000 7 | flac_of 16 2 44100 "$work/second.flac" --no-padding
+  flac -d -s -c --force-raw-format --endian=big --sign=signed "$work/first.flac" >"$work/raw"
+  for name in 2 4 9 14 20; do
+    { head -c $(($(stat -c %s "$work/first.flac") * name / 27)) "$work/first.flac"; cat "$work/second.flac"; } >"$work/cut/$name.flac"
+  done
+  start "$work/cut" || return
+  for name in 2 4 9 14 20; do
+    check "cut at $name of 27, and another file appended: its own sound or an error" cut_sound "$mnt/$name.aiff" "$work/raw" "$name"
+  done
+  stop
 
   # what the end of a file costs right after open: source bytes read, by the kernel's count
   mkdir "$work/tail"
@@ -3522,7 +3556,7 @@ section_change() {
   have flac || { skip 'changes of the source' 'flac is not there'; return; }
   have metaflac || { skip 'changes of the source' 'metaflac is not there'; return; }
   have /usr/bin/python3 || { skip 'changes of the source' 'python3 is not there'; return; }
-  local src=$work/change case
+  local src=$work/change
   rm -rf "$src" && mkdir "$src"
   robust_py change <<'PY'
 SRC = os.path.join(os.path.dirname(sys.argv[0]), 'change')
