@@ -3434,6 +3434,7 @@ static int open_stepwise(int root, const char *path, int flags)
 		n = strcspn(path, "/");
 		if (n > NAME_MAX) {
 			fd = -1;
+			name[0] = 0;
 			errno = ENAMETOOLONG;
 		} else {
 			memcpy(name, n ? path : ".", n ? n : 1);
@@ -3441,12 +3442,15 @@ static int open_stepwise(int root, const char *path, int flags)
 			fd = openat(at, name,
 			            path[n] ? O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC : flags | O_NOFOLLOW);
 		}
+		error = errno;
 		if (fd >= 0 && !(flags & O_NOFOLLOW) && fstat(fd, &st) == 0 && S_ISLNK(st.st_mode)) {
 			close(fd);
 			fd = -1;
-			errno = ELOOP;
+			error = ELOOP;
+		} else if (fd < 0 && error == ENOTDIR && fstatat(at, name, &st, AT_SYMLINK_NOFOLLOW) == 0 &&
+		           S_ISLNK(st.st_mode)) {
+			error = ELOOP; /* O_DIRECTORY came to its verdict first */
 		}
-		error = errno;
 		if (at != root && at >= 0)
 			close(at);
 		if (fd < 0)
@@ -3462,7 +3466,7 @@ static int open_stepwise(int root, const char *path, int flags)
  * is absolute. A descriptor or a negative errno; -ELOOP: there is a symlink. */
 static int open_plain(int root, const char *path, int flags)
 {
-#if defined(__linux__) && defined(SYS_openat2)
+#if defined(__NR_openat2) && !defined(NO_OPENAT2)
 	/* struct open_how of <linux/openat2.h>, and RESOLVE_BENEATH, _NO_SYMLINKS, _NO_MAGICLINKS */
 	const uint64_t how[3] = { (uint64_t)flags, 0, 0x04 | 0x02 | (*path == '/' ? 0u : 0x08u) };
 	static atomic_bool missing;
@@ -3470,7 +3474,7 @@ static int open_plain(int root, const char *path, int flags)
 		const struct timespec moment = { .tv_nsec = 1000 * 1000 };
 		long fd;
 		/* EAGAIN: a rename came between, or somebody has a lease on the file and was asked to give it up */
-		for (int tries = 0; (fd = syscall(SYS_openat2, root, path, how, sizeof how)) < 0; tries++) {
+		for (int tries = 0; (fd = syscall(__NR_openat2, root, path, how, sizeof how)) < 0; tries++) {
 			if (errno != EINTR && (errno != EAGAIN || tries == 1000))
 				break;
 			if (errno == EAGAIN && tries > 16)
