@@ -5745,36 +5745,34 @@ PY
 }
 
 bench_latency() {
-  local src=$work/slow i pids=() round
-  mkdir -p "$src/fast" "$work/bind"
-  cp "$(printf '%s\n' "$music"/*.flac | head -n 1)" "$src/slow.flac"
+  local src=$work/slow i pids=() round bind
+  mkdir -p "$src/fast" "$src/slow" "$work/behind"
+  cp "$(printf '%s\n' "$music"/*.flac | head -n 1)" "$work/behind/slow.flac"
   for i in $(seq 300); do tune_cached "$src/fast/$i.flac"; done
   if have bindfs; then
     for round in 1 2 3; do
-      bindfs -f --read-rate=20k "$src" "$work/bind" >/dev/null 2>&1 &
-      until_true 20 mountpoint -q "$work/bind"
-      start "$work/bind" || return
+      bindfs -f --read-rate=20k "$work/behind" "$src/slow" >/dev/null 2>&1 &
+      bind=$!
+      until_true 20 mountpoint -q "$src/slow"
+      start "$src" || return
       pids=()
-      for i in $(seq 20); do cat "$mnt/slow.aiff" >/dev/null 2>&1 & pids+=($!); done
-      until_true 20 reading
-      ls "$mnt/fast" >/dev/null
+      for i in $(seq 20); do cat "$mnt/slow/slow.aiff" >/dev/null 2>&1 & pids+=($!); done
+      until_true 20 bench_reading
       stat_p99 "$mnt"/fast/*.aiff | note stat-slow
-      kill -9 "${pids[@]}" 2>/dev/null
       kill -TERM "$daemon"
       wait "$daemon"
-      umount -l "$mnt" 2>/dev/null
-      umount -l "$work/bind"
-      wait
+      kill -9 "${pids[@]}" 2>/dev/null
+      wait "${pids[@]}" 2>/dev/null
+      umount -l "$src/slow"
+      wait "$bind"
     done
     against 'stat while 20 readers share a file at 20 KB/s: 99th pct, ms' "$(median stat-slow)" 50
   fi
   for round in 1 2 3; do
-    mkdir -p "$work/both"
-    ln -sfn "$src/fast" "$work/both/fast"
     start "$music" || return
     pids=()
     for i in 1 2 3 4 5 6 7 8 9 10; do (while :; do cat "$mnt"/*.aiff >/dev/null 2>&1 || break; done) & pids+=($!); done
-    until_true 20 reading
+    until_true 20 bench_reading
     stat_p99 "$mnt"/*.aiff | note stat-busy
     kill "${pids[@]}" 2>/dev/null
     wait "${pids[@]}" 2>/dev/null
@@ -5783,8 +5781,8 @@ bench_latency() {
   against 'stat of one file while ten readers stream: 99th pct, ms' "$(median stat-busy)" 20
 }
 
-# reading: the daemon has a read under way, or had one
-reading() { [ "$(stats handles)" -ge 1 ]; }
+# bench_reading: the daemon has a read under way, or had one
+bench_reading() { [ "$(stats handles)" -ge 1 ]; }
 
 # tune_cached OUT: a small FLAC file, different each time by its tag
 tune_cached() {
