@@ -12,8 +12,8 @@
  *
  * HOW A READ BECOMES BYTES
  *
- *     reader -> kernel -> /dev/fuse -> one of N workers (THREAD POOL) -> fs_read (FUSE OPERATIONS)
- *       -> which piece of the AIFF file? (AIFF)
+ *     reader -> kernel -> /dev/fuse -> one of N workers (THREAD POOL) -> fs_read_buf (FUSE OPERATIONS)
+ *       -> which piece of the AIFF file? (LAYOUT, HANDLES)
  *            header, chunks: copied   tag: written straight into the reply (ID3 TAG)
  *            sound: take a ticket (TICKET LOCK), claim a decoder and let the next reader in (CLAIMS),
  *                   find the FLAC frame (FRAMES), decode it (DECODERS), pack it into the reply (AIFF)
@@ -28,7 +28,7 @@
  *     1. handle.queue   ticket lock: who may claim next
  *     2. depot.lock     which decoder is busy, idle or coming, of all handles
  *     3. handle.lock    the handle's frame table and what is known of the source's identity
- *     4. cache.lock, log.lock: leaves
+ *     4. cache.lock, fs.opened_lock, log_state.lock: leaves
  *
  * FROM START TO END. Options; open the source; mount; answer the kernel's first request; go to the
  * background; start the pool; wait for a signal or the unmount; stop the pool; unmount; exit 0.
@@ -1882,9 +1882,8 @@ static int layout_make(struct layout *l, struct track *t, bool foreign)
  *
  * Two ways, and what they rest on:
  *     jump  guess by interpolation between two known frames. Needs numbers that grow with the
- *           offset over the whole file. survey() makes sure of that: the last frame of the file is
- *           the last of the stream, and one in the middle fits. A file with something behind its
- *           frames (another FLAC file, say) fails there, and is only ever walked.
+ *           offset over the whole file; frame_survey() looks whether they do. A file with something
+ *           behind its frames (another FLAC file, say) fails there, and is only ever walked.
  *     walk  from a frame known to the next, and on. Strict: the CRC-16 over all of the frame has to
  *           be right where the next one begins. */
 
