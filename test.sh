@@ -3511,7 +3511,7 @@ def check(seed, at, n, mnt):
         try: f = Direct('%s/%d.aiff' % (mnt, i))
         except OSError as e:
             refused += 1
-            if in_frames and (d[21] & 15 or any(d[22:26])):
+            if in_frames and len(m) >= audio_at(d) and (d[21] & 15 or any(d[22:26])):  # (not cut in its metadata)
                 fail(i, 'cannot be opened:', e)
             continue
         wanted, audio = sound, audio_at(d)
