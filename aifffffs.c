@@ -24,11 +24,12 @@
  * except the size cache and the set of log lines already written.
  *
  * LOCKS, in the order in which they may be taken; none is held during I/O or decoding, except the
- * first, which only readers of the same handle want:
+ * first, which only readers of the same handle want, and the last, for tracks with huge tags:
  *     1. handle.queue   ticket lock: who may claim next
  *     2. depot.lock     which decoder is busy, idle or coming, of all handles
  *     3. handle.lock    the handle's frame table and what is known of the source's identity
  *     4. cache.lock, fs.opened_lock, log_state.lock: leaves
+ *     large_comments    taken with none of the others held; only cache.lock and log_state.lock below it
  *
  * FROM START TO END. Options; open the source; mount; answer the kernel's first request; go to the
  * background; start the pool; wait for a signal or the unmount; stop the pool; unmount; exit 0.
@@ -87,6 +88,7 @@
 #endif
 #ifdef __GLIBC__
 #include <execinfo.h>
+#include <malloc.h>
 #endif
 
 #define AIFFFFFS_VERSION "1.0"
@@ -107,7 +109,8 @@
 #ifndef FRAME_WINDOW
 #define FRAME_WINDOW 32768 /* bytes searched for a FLAC frame at a time */
 #endif
-#define SHOWN 8192 /* paths of which is known what the kernel has pages of */
+#define SHOWN 8192                 /* paths of which is known what the kernel has pages of */
+#define LARGE_COMMENTS (256 << 10) /* bytes of a VORBIS_COMMENT block, see large_comments */
 #define MAX_WORKERS 1024
 #define MAX_BLOCKS 16384 /* metadata blocks in a file; a sound one has about five */
 #define STOP_MS 500      /* how long leaving waits for workers that sit in a slow source */
@@ -315,7 +318,8 @@ static void aiff_pack(uint8_t *p, const int32_t *const *channel, size_t from, si
 #define ID3_MAX ((1u << 28) - 1) /* bytes after the ten of the header: four times seven bits */
 #define ID3_MAX_COMMENTS 32768   /* more are left out */
 #define ID3_MAX_PICTURES 1024
-#define ID3_PADDING 10 /* at least; one more where the length would be odd */
+#define ID3_MAX_DESCRIPTION 65536 /* bytes of a picture's; what is longer is cut */
+#define ID3_PADDING 10            /* at least; one more where the length would be odd */
 
 struct id3_out {
 	uint8_t *dst;      /* where byte `from` of the tag goes */
@@ -1087,19 +1091,31 @@ static bool id3_walk_next(struct id3_walk *w, const struct id3_row **row, struct
 	return false;
 }
 
-static const char id3_base64[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+/* The six bits of a character of base64 (RFC 4648), or -1. */
+static int base64_value(char c)
+{
+	if (c >= 'A' && c <= 'Z')
+		return c - 'A';
+	if (c >= 'a' && c <= 'z')
+		return c - 'a' + 26;
+	if (c >= '0' && c <= '9')
+		return c - '0' + 52;
+	return c == '+' ? 62 : c == '/' ? 63 : -1;
+}
 
-/* Decoded bytes `from` to `from + n` of base64 text (RFC 4648); what is no base64 counts as zero bits. */
+/* Decoded bytes `from` to `from + n` of base64 text; what is no base64 counts as zero bits. */
 static void base64_bytes(const char *text, size_t len, size_t from, uint8_t *dst, size_t n)
 {
-	for (size_t i = from; i < from + n; i++) {
+	for (size_t i = from; i < from + n;) {
 		size_t quad = i / 3 * 4;
 		uint32_t bits = 0;
 		for (size_t j = quad; j < quad + 4; j++) {
-			const char *c = j < len && text[j] ? strchr(id3_base64, text[j]) : NULL;
-			bits = bits << 6 | (c ? (uint32_t)(c - id3_base64) : 0);
+			int v = j < len ? base64_value(text[j]) : 0;
+			bits = bits << 6 | (v > 0 ? (uint32_t)v : 0);
 		}
-		*dst++ = (uint8_t)(bits >> (16 - 8 * (i % 3)));
+		do
+			*dst++ = (uint8_t)(bits >> (16 - 8 * (i % 3)));
+		while (++i % 3 && i < from + n);
 	}
 }
 
@@ -1109,7 +1125,7 @@ static size_t base64_size(const char *text, size_t len)
 	while (len && text[len - 1] == '=')
 		len--;
 	for (size_t i = 0; i < len; i++)
-		if (!text[i] || !strchr(id3_base64, text[i]))
+		if (base64_value(text[i]) < 0)
 			return 0;
 	return len % 4 == 1 ? 0 : len / 4 * 3 + (len % 4 ? len % 4 - 1 : 0);
 }
@@ -1165,7 +1181,7 @@ static bool id3_comment_picture(const struct id3_row *row, struct id3_span v, st
 			return false;
 		pic->size = get_u32(b);
 		pic->skip = 32 + mime + desc;
-		pic->description_len = desc;
+		pic->description_len = min_u64(desc, ID3_MAX_DESCRIPTION);
 		pic->description = malloc(pic->description_len + 1);
 		if (!pic->description)
 			return false;
@@ -1305,7 +1321,7 @@ static int id3_read(struct id3_tag *t, struct id3_source *s)
 		if (row && row->how == ID3_PICTURE) {
 			if (t->n_pictures < ID3_MAX_PICTURES &&
 			    id3_comment_picture(row, v, &t->pictures[t->n_pictures]))
-				t->n_pictures++;
+				s->broken |= t->pictures[t->n_pictures++].description_len == ID3_MAX_DESCRIPTION;
 			else
 				s->broken = true;
 		} else {
@@ -1477,11 +1493,16 @@ struct track {
 	struct extent *chunks; /* content of the APPLICATION blocks "aiff" behind their id; owned */
 	size_t n_chunks;
 	size_t descriptions; /* bytes of picture descriptions held */
+	bool large;          /* it holds large_comments */
 	bool broken;         /* a block's content is not what it should be; the sound is */
 	const char *why;     /* what is wrong with the file, for the log */
 };
 
 enum { FLAC_STREAMINFO, FLAC_PADDING, FLAC_APPLICATION, FLAC_SEEKTABLE, FLAC_COMMENT, FLAC_CUESHEET, FLAC_PICTURE };
+
+/* Held by the one track in memory whose comments are large: with all that is made of them they may take some
+ * 40 MB, and many workers may meet such files at once. Nothing else waits for it. */
+static pthread_mutex_t large_comments = PTHREAD_MUTEX_INITIALIZER;
 
 static void track_free(struct track *t)
 {
@@ -1490,6 +1511,8 @@ static void track_free(struct track *t)
 	free(t->pictures);
 	free(t->comments);
 	free(t->chunks);
+	if (t->large)
+		pthread_mutex_unlock(&large_comments);
 }
 
 /* Bytes of a sample frame in AIFF. */
@@ -1523,6 +1546,9 @@ static int read_comments(struct track *t, struct reader *r, struct extent block)
 	ssize_t got;
 	if (t->comments || block.len == 0)
 		return 0; /* there can be one */
+	t->large = block.len > LARGE_COMMENTS;
+	if (t->large)
+		pthread_mutex_lock(&large_comments);
 	t->comments = malloc(block.len);
 	if (!t->comments)
 		return -ENOMEM;
@@ -1565,7 +1591,7 @@ static int read_picture(struct track *t, struct reader *r, struct extent block)
 	desc = get_u32(p);
 	if (desc > block.len - 32 - mime || t->n_pictures == ID3_MAX_PICTURES)
 		return 0;
-	held = min_u64(desc, t->descriptions < (1u << 20) ? 65536 : 256);
+	held = min_u64(desc, t->descriptions < (1u << 20) ? ID3_MAX_DESCRIPTION : 256);
 	pic.description = malloc(held + 1);
 	if (!pic.description)
 		return -ENOMEM;
@@ -4708,6 +4734,15 @@ static void raise_file_limit(void)
 	}
 }
 
+/* glibc gives each worker a heap and leaves in it, free, as much as the largest block that was ever in one. */
+static void limit_heaps(void)
+{
+#ifdef __GLIBC__
+	mallopt(M_MMAP_THRESHOLD, 1 << 20);
+	mallopt(M_TRIM_THRESHOLD, 1 << 20);
+#endif
+}
+
 /* Opens the source and finds out where the mountpoint is, before it is a mountpoint. */
 static void open_source(struct fs *fs, const struct options *o)
 {
@@ -4919,6 +4954,7 @@ int main(int argc, char *argv[])
 	if (o.no_effect)
 		log_line("max_idle_threads and clone_fd have no effect");
 	raise_file_limit();
+	limit_heaps();
 
 	/* from here on signals wait until there is somebody to act on them: none may leave a dead mount */
 	wait_set(&signals);
