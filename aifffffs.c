@@ -2524,7 +2524,6 @@ static void ticket_pass(struct ticket_lock *t)
 #define STREAM_HEAD 42
 
 struct handle;
-struct rest;
 
 struct decoder {
 	/* what the claim knows; guarded by depot.lock */
@@ -2532,9 +2531,7 @@ struct decoder {
 	struct decoder *newer, *older; /* list of idle ones, of all handles */
 	uint64_t used;                 /* when it was let go: depot.reads of then */
 	bool busy;
-	bool closing;      /* while busy: all is decoded, and it takes no heir any more */
-	uint64_t goal;     /* while busy: the first byte of sound behind what it has to decode */
-	struct rest *heir; /* while busy: the read that wants the rest of the last frame */
+	uint64_t goal; /* while busy: the first byte of sound behind what it has to decode */
 
 	/* the rest belongs to the worker that has claimed it */
 	const struct stream *s;
@@ -2734,33 +2731,20 @@ static int decoder_step(struct decoder *d)
  * while it holds it, claims a decoder:
  *
  *     1. one that is idle and stands at its first byte: nothing to move;
- *     2. else, if a busy one will end there and all CPUs are decoding: wait for that one;
+ *     2. else, if a busy one will end there, and all CPUs are decoding or what is wanted lies within
+ *        the last frame that it has to decode: wait for that one;
  *     3. else a new one, or the one idle for longest, which has to be moved.
  *
  * Then it lets the next ticket in, and decodes with no lock held. A lone linear reader so spreads
  * over the CPUs that are idle (3), and many readers each keep to their own decoder (1, 2).
  *
- * A read that moves a decoder while another will end at its first byte begins in the middle of a
- * FLAC frame which that other one is about to decode whole. It starts with the next frame instead,
- * names itself the other's heir, and is handed the rest of the frame.
- *
  * WHY THIS CANNOT DEAD-LOCK. Who waits for a decoder holds a ticket and no decoder, and what it waits
- * for is busy: its worker runs, and needs no ticket any more. Who waits as an heir holds a decoder,
- * and waits for one that was claimed before; that one hands over before it waits for anything
- * itself. So all waiting is for earlier claims, and the earliest waits for nobody.
+ * for is busy: its worker runs, needs no ticket any more, and waits for nobody.
  *
  * WHY OVERTAKING IS CHEAP. The ticket is taken in read(), not when the request leaves /dev/fuse: about
  * one read in a hundred overtakes another. It then finds no decoder at its first byte and moves one;
  * the decoder that it should have had is still there for the read that it overtook. One search, no
  * storm. */
-
-/* What an heir wants: bytes [from, to) of the sound, which end the last frame of another's read. */
-struct rest {
-	uint8_t *dst;
-	uint64_t from, to;
-	bool done, good; /* guarded by depot.lock */
-	pthread_cond_t ready;
-};
 
 /* Source file as it was: equal as long as it is the same file with the same content. */
 struct identity {
@@ -2906,21 +2890,18 @@ static struct decoder *depot_add(struct depot *p, struct handle *h)
 	return d;
 }
 
-/* Claims a decoder for a read of [from, to). The caller holds the ticket. If the decoder is to start
- * behind `from`, rest->to says where, and the rest will be handed over. Null: no memory. */
-static struct decoder *depot_claim(struct depot *p, struct handle *h, uint64_t from, uint64_t to, struct rest *rest)
+/* Claims a decoder for a read of [from, to). The caller holds the ticket. Null: no memory. */
+static struct decoder *depot_claim(struct depot *p, struct handle *h, uint64_t from, uint64_t to)
 {
-	uint64_t start = frame_end_byte(h, from);
-	struct decoder *d, *coming, *oldest;
+	struct decoder *d, *oldest;
 	pthread_mutex_lock(&p->lock);
 	for (;;) {
 		d = depot_standing(h, from, &oldest);
-		coming = depot_coming(h, from);
 		if (d) {
 			depot_unlink_idle(p, d);
 			break;
 		}
-		if (coming && (p->busy >= p->cpus || start >= to || coming->closing)) {
+		if (depot_coming(h, from) && (p->busy >= p->cpus || frame_end_byte(h, from) >= to)) {
 			depot_wait(p, h);
 		} else if (h->n_decoders < p->per_handle) {
 			d = depot_add(p, h);
@@ -2934,54 +2915,14 @@ static struct decoder *depot_claim(struct depot *p, struct handle *h, uint64_t f
 		}
 	}
 	if (d) {
-		bool stands = decoder_stands_at(d, from);
 		p->reads++;
-		*(stands ? &p->hits : &p->seeks) += 1;
-		coming = depot_coming(h, from);
-		if (!stands && coming && !coming->heir && !coming->closing && start > from && start < to) {
-			rest->to = start;
-			coming->heir = rest;
-		}
+		*(decoder_stands_at(d, from) ? &p->hits : &p->seeks) += 1;
 		d->busy = true;
-		d->closing = false;
 		d->goal = to;
-		d->heir = NULL;
 		p->busy++;
 	}
 	pthread_mutex_unlock(&p->lock);
 	return d;
-}
-
-/* Hands the end of the last frame to the heir, if there is one and the frame is at hand. No heir can
- * come after this. */
-static void depot_bequeath(struct depot *p, struct decoder *d)
-{
-	struct rest *heir;
-	bool good;
-	pthread_mutex_lock(&p->lock);
-	d->closing = true;
-	heir = d->heir;
-	pthread_mutex_unlock(&p->lock);
-	if (!heir)
-		return;
-	good = !d->lost && d->kept_len && d->kept_at <= heir->from && d->kept_at + d->kept_len >= heir->to;
-	if (good)
-		memcpy(heir->dst, d->kept + (heir->from - d->kept_at), (size_t)(heir->to - heir->from));
-	pthread_mutex_lock(&p->lock);
-	heir->good = good;
-	heir->done = true;
-	pthread_cond_signal(&heir->ready); /* under the lock: the heir lives on another worker's stack */
-	pthread_mutex_unlock(&p->lock);
-}
-
-/* Waits for what was named in a claim. False: it does not come. */
-static bool depot_inherit(struct depot *p, struct rest *rest)
-{
-	pthread_mutex_lock(&p->lock);
-	while (!rest->done)
-		pthread_cond_wait(&rest->ready, &p->lock);
-	pthread_mutex_unlock(&p->lock);
-	return rest->good;
 }
 
 /* The read is done; the decoder stays where it stands. Idle ones beyond the limit are freed. */
@@ -3211,7 +3152,6 @@ static int sound_decode(struct depot *p, struct handle *h, struct decoder *d, ui
 /* Reads bytes [from, to) of the sound. */
 static int sound_read(struct depot *p, struct handle *h, uint8_t *dst, uint64_t from, uint64_t to, bool conceal)
 {
-	struct rest rest = { .dst = dst, .from = from, .to = from, .ready = PTHREAD_COND_INITIALIZER };
 	struct decoder *d = NULL;
 	int rc = 0;
 	ticket_take(&h->queue);
@@ -3225,14 +3165,11 @@ static int sound_read(struct depot *p, struct handle *h, uint8_t *dst, uint64_t 
 		h->learned = rc == 0;
 	}
 	if (rc == 0)
-		d = depot_claim(p, h, from, to, &rest);
+		d = depot_claim(p, h, from, to);
 	ticket_pass(&h->queue);
 	if (!d)
 		return rc ? rc : -ENOMEM;
-	rc = sound_decode(p, h, d, dst + (rest.to - from), rest.to, to, conceal);
-	depot_bequeath(p, d);
-	if (rest.to > from && !depot_inherit(p, &rest) && rc == 0)
-		rc = sound_decode(p, h, d, dst, from, rest.to, conceal);
+	rc = sound_decode(p, h, d, dst, from, to, conceal);
 	depot_release(p, d);
 	return rc;
 }
@@ -4564,9 +4501,6 @@ static int pool_start(struct pool *p, struct fuse_session *session, unsigned n, 
 
 /* ---- OPTIONS ---------------------------------------------------------------------------------- */
 
-#define STRING_OF(x) #x
-#define STRING(x) STRING_OF(x)
-
 struct options {
 	char *source, *mountpoint;
 	char *max_threads, *stat_cache;
@@ -4687,28 +4621,25 @@ static unsigned option_number(const char *name, const char *text, unsigned least
 
 static void print_help(void)
 {
-	puts("usage: aifffffs [options] source mountpoint\n"
-	     "Shows the tree source at mountpoint, every FLAC file as AIFF.\n"
-	     "\n"
-	     "  -f                   stay in the foreground, log to stderr\n"
-	     "  -d                   the same, and print every request\n"
-	     "  -s                   one worker: -o max_threads=1\n"
-	     "  -o max_threads=N     workers, 1 to " STRING(
-		     MAX_WORKERS) " (the larger of 16 and two per CPU)\n"
-	                          "  -o follow_symlinks   show what symlinks point at (off: show symlinks)\n"
-	                          "  -o conceal           silence for damaged sound (off: an input/output error)\n"
-	                          "  -o no_foreign        AIFF metadata kept by flac are not used (off: used)\n"
-	                          "  -o stat_cache=N      files whose size is remembered (" STRING(
-					  STAT_CACHE) "; 0: none)\n"
-	                                              "  -o stats             write the statistics line when unmounted "
-	                                              "(off)\n"
-	                                              "  -o nonempty          allow source and mountpoint to be the "
-	                                              "same (off)\n"
-	                                              "  -o allow_other       let other users in; see fuse.conf(5)\n"
-	                                              "  -o ...               all else that mount.fuse3(8) lists\n"
-	                                              "  -h, -V               this help, the version\n"
-	                                              "\n"
-	                                              "Unmount with: fusermount3 -u mountpoint");
+	printf("usage: aifffffs [options] source mountpoint\n"
+	       "Shows the tree source at mountpoint, every FLAC file as AIFF.\n"
+	       "\n"
+	       "  -f                   stay in the foreground, log to stderr\n"
+	       "  -d                   the same, and print every request\n"
+	       "  -s                   one worker: -o max_threads=1\n"
+	       "  -o max_threads=N     workers, 1 to %d (the larger of 16 and two per CPU)\n"
+	       "  -o follow_symlinks   show what symlinks point at (off: show symlinks)\n"
+	       "  -o conceal           silence for damaged sound (off: an input/output error)\n"
+	       "  -o no_foreign        AIFF metadata kept by flac are not used (off: used)\n"
+	       "  -o stat_cache=N      files whose size is remembered (%d; 0: none)\n"
+	       "  -o stats             write the statistics line when unmounted (off)\n"
+	       "  -o nonempty          allow source and mountpoint to be the same (off)\n"
+	       "  -o allow_other       let other users in; see fuse.conf(5)\n"
+	       "  -o ...               all else that mount.fuse3(8) lists\n"
+	       "  -h, -V               this help, the version\n"
+	       "\n"
+	       "Unmount with: fusermount3 -u mountpoint\n",
+	       MAX_WORKERS, STAT_CACHE);
 }
 
 /* ---- MAIN ------------------------------------------------------------------------------------- */
