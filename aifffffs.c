@@ -505,6 +505,8 @@ static const struct id3_row {
 };
 #define ID3_ROWS (sizeof id3_rows / sizeof *id3_rows)
 
+/* -- The tag in memory -- */
+
 /* One value of one frame. The values of a frame (of TXXX: of a description) are a list, in file
  * order, that starts at the entry that was there first. */
 struct id3_entry {
@@ -532,6 +534,8 @@ struct id3_tag {
 	struct id3_picture *pictures;
 	size_t n_pictures;
 };
+
+/* -- Text, as a tag writes it -- */
 
 static void id3_put(struct id3_out *o, const void *p, size_t n)
 {
@@ -615,6 +619,8 @@ static void id3_string(struct id3_out *o, struct id3_span s, int how)
 }
 
 static void id3_terminate(struct id3_out *o, int how) { id3_put(o, "\0", how & ID3_WIDE ? 2 : 1); }
+
+/* -- Frames -- */
 
 static struct id3_span id3_value(const struct id3_entry *e)
 {
@@ -700,6 +706,8 @@ static void id3_frame(struct id3_out *o, const struct id3_tag *t, const struct i
 	id3_frame_header(o, id3_order[first->frame], count.at);
 	id3_body(o, t, first, how);
 }
+
+/* -- Adding a value: once to each frame, found by hash -- */
 
 /* The code point at *i as it goes out, a to z in upper case; moves *i behind it. */
 static uint32_t id3_upper(struct id3_span s, size_t *i)
@@ -804,6 +812,8 @@ static void id3_add_user(struct id3_tag *t, struct id3_span name, struct id3_spa
 	struct id3_entry e = { .frame = ID3_TXXX, .desc = name, .value = value, .upper = true };
 	id3_add_entry(t, e);
 }
+
+/* -- Values that a frame has a form for -- */
 
 static bool digits_at(struct id3_span v, size_t at, size_t n)
 {
@@ -968,6 +978,8 @@ static void id3_finish_number(struct id3_tag *t, size_t i, const char *frame)
 		id3_add_user(t, name, m);
 }
 
+/* -- Comments -- */
+
 /* Takes one comment to its frame. */
 static void id3_route(struct id3_tag *t, const struct id3_row *row, struct id3_span name, struct id3_span v)
 {
@@ -1090,6 +1102,8 @@ static bool id3_walk_next(struct id3_walk *w, const struct id3_row **row, struct
 	}
 	return false;
 }
+
+/* -- Pictures -- */
 
 /* The six bits of a character of base64 (RFC 4648), or -1. */
 static int base64_value(char c)
@@ -1287,6 +1301,8 @@ static void id3_number_copies(struct id3_picture *p, size_t n)
 		} while (j < i);
 	}
 }
+
+/* -- The whole tag -- */
 
 /* Reads all comments into `t`, whose tables this makes. 0 or -ENOMEM; `t` is to be freed either way. */
 static int id3_read(struct id3_tag *t, struct id3_source *s)
@@ -3667,41 +3683,50 @@ static bool name_shown(const struct names *names, const char *source, char *show
 	return false;
 }
 
+/* The FLAC file whose first choice is `shown`, of `n` bytes: of several the first from .flac to .FLAC. */
+static bool first_chooser(const struct names *names, const char *shown, size_t n, char *source)
+{
+	memcpy(source, shown, n + 1);
+	for (unsigned upper = 0; upper < 16; upper++) { /* a bit for each letter */
+		memcpy(source + n - EXT_LEN, ".flac", EXT_LEN);
+		for (unsigned c = 0; c < 4; c++)
+			if (upper >> c & 1)
+				source[n - EXT_LEN + 1 + c] = "FLAC"[c];
+		if (names->kind(names->arg, source) == KIND_FLAC)
+			return true;
+	}
+	return false;
+}
+
+/* The FLAC file that has come to `shown`, its own name and .aiff behind it once or more, because all that it
+ * would rather be called is taken. */
+static bool later_chooser(const struct names *names, const char *shown, size_t n, char *source)
+{
+	char rather[NAME_MAX + 1], owner[NAME_MAX + 1];
+	unsigned times = 0;
+	memcpy(source, shown, n + 1);
+	for (; ends_in(source, AIFF_EXT, false); times++)
+		source[n -= EXT_LEN] = 0;
+	if (times == 0 || !flac_name(source) || names->kind(names->arg, source) != KIND_FLAC)
+		return false;
+	for (unsigned nth = 0; nth < times && name_candidate(source, nth, rather); nth++)
+		if (name_source(names, rather, owner) == KIND_FLAC && strcmp(owner, source) == 0)
+			return false;
+	return true;
+}
+
 static enum kind name_source(const struct names *names, const char *shown, char *source)
 {
-	char other[NAME_MAX + 1], owner[NAME_MAX + 1];
 	size_t n = strlen(shown);
 	if (n > NAME_MAX)
 		return KIND_NONE;
-	memcpy(source, shown, n + 1);
-	if (names->kind(names->arg, shown) == KIND_OTHER)
+	if (names->kind(names->arg, shown) == KIND_OTHER) {
+		memcpy(source, shown, n + 1);
 		return KIND_OTHER;
+	}
 	if (!ends_in(shown, AIFF_EXT, false))
 		return KIND_NONE;
-	for (unsigned i = 0; i < 16; i++) { /* .flac first, .FLAC last */
-		memcpy(source + n - EXT_LEN, ".flac", EXT_LEN);
-		for (unsigned c = 0; c < 4; c++)
-			if (i >> c & 1)
-				source[n - EXT_LEN + 1 + c] = "FLAC"[c];
-		if (names->kind(names->arg, source) == KIND_FLAC)
-			return KIND_FLAC;
-	}
-	for (unsigned nth = 1; ends_in(source, AIFF_EXT, false) || nth == 1;
-	     nth++) { /* a name that was not its first choice? */
-		memcpy(source, shown, n);
-		if (n <= EXT_LEN * nth)
-			break;
-		source[n - EXT_LEN * nth] = 0;
-		if (!flac_name(source))
-			continue;
-		if (names->kind(names->arg, source) != KIND_FLAC)
-			break;
-		for (unsigned i = 0; i < nth && name_candidate(source, i, other); i++)
-			if (name_source(names, other, owner) == KIND_FLAC && strcmp(owner, source) == 0)
-				return KIND_NONE;
-		return KIND_FLAC;
-	}
-	return KIND_NONE;
+	return first_chooser(names, shown, n, source) || later_chooser(names, shown, n, source) ? KIND_FLAC : KIND_NONE;
 }
 
 /* A symlink called x.flac counts as FLAC if what it names is called so, and is no directory. */
@@ -3783,18 +3808,9 @@ static int compare_entries(const void *a, const void *b)
 static enum kind kind_in_list(void *arg, const char *name)
 {
 	const struct listing *l = arg;
-	size_t low = 0, high = l->n;
-	while (low < high) {
-		size_t middle = low + (high - low) / 2;
-		int order = strcmp(name, l->sorted[middle]->source);
-		if (order == 0)
-			return l->sorted[middle]->kind;
-		if (order < 0)
-			high = middle;
-		else
-			low = middle + 1;
-	}
-	return KIND_NONE;
+	const struct entry key = { .source = (char *)name }, *wanted = &key, **found;
+	found = bsearch(&wanted, l->sorted, l->n, sizeof *l->sorted, compare_entries);
+	return found ? (*found)->kind : KIND_NONE;
 }
 
 static void listing_clear(struct listing *l)
