@@ -270,8 +270,8 @@ static void aiff_header(uint8_t p[AIFF_HEADER], uint32_t form, unsigned channels
 }
 
 /* Samples `from` to `from + n` of each channel, interleaved, each left-justified in `bytes` bytes by
- * `shift` bits, big-endian, or little-endian for AIFF-C of type sowt. This is the only loop over
- * samples that is ours: the common forms have one that the compiler can unroll. */
+ * `shift` bits, big-endian, or little-endian for AIFF-C of type sowt. Nothing
+ * else here touches every sample, so the common forms have a loop that the compiler can unroll. */
 static void aiff_pack(uint8_t *p, const int32_t *const *channel, size_t from, size_t n, unsigned channels,
                       unsigned bytes, unsigned shift, bool little)
 {
@@ -547,22 +547,33 @@ static void id3_put(struct id3_out *o, const void *p, size_t n)
 	o->at += n;
 }
 
+/* A number in UTF-8's scheme, carried on to 36 bits as FLAC frame headers have it. Returns its length or 0. */
+static size_t coded_number(const uint8_t *p, size_t n, uint64_t *v)
+{
+	size_t len = 0;
+	while (len < 8 && p[0] & 0x80 >> len)
+		len++;
+	if (len == 1 || len == 8 || (len ? len : 1) > n)
+		return 0;
+	*v = len ? p[0] & (0x7f >> len) : p[0];
+	for (size_t i = 1; i < len; i++) {
+		if ((p[i] & 0xc0) != 0x80)
+			return 0;
+		*v = *v << 6 | (p[i] & 0x3f);
+	}
+	return len ? len : 1;
+}
+
 /* One code point of UTF-8 (RFC 3629: no overlong form, no surrogate, up to U+10FFFF).
  * Returns its length, 0 if there is none. */
 static size_t utf8_one(const uint8_t *p, size_t n, uint32_t *cp)
 {
 	static const uint32_t least[] = { 0, 0, 0x80, 0x800, 0x10000 };
-	size_t len = p[0] < 0x80 ? 1 : p[0] < 0xc2 ? 0 : p[0] < 0xe0 ? 2 : p[0] < 0xf0 ? 3 : p[0] < 0xf5 ? 4 : 0;
-	if (len == 0 || len > n)
+	uint64_t v;
+	size_t len = coded_number(p, n, &v);
+	if (len == 0 || len > 4 || v < least[len] || v > 0x10ffff || (v >= 0xd800 && v < 0xe000))
 		return 0;
-	*cp = len == 1 ? p[0] : p[0] & (0x7fu >> len);
-	for (size_t i = 1; i < len; i++) {
-		if ((p[i] & 0xc0) != 0x80)
-			return 0;
-		*cp = *cp << 6 | (p[i] & 0x3f);
-	}
-	if (*cp < least[len] || *cp > 0x10ffff || (*cp >= 0xd800 && *cp < 0xe000))
-		return 0;
+	*cp = (uint32_t)v;
 	return len;
 }
 
@@ -842,6 +853,13 @@ static const char *id3_find_year(struct id3_span v)
 	return NULL;
 }
 
+static bool id3_year(struct id3_span v, char own[11])
+{
+	const char *year = id3_find_year(v);
+	snprintf(own, 11, "%.4s", year ? year : "");
+	return year;
+}
+
 /* YYYY, YYYY-MM-DD, YYYY-MM-DDTHH:MM (or a space for the T): all of it goes into TYER, TDAT (day,
  * then month) and TIME. Anything else keeps its whole value in TXXX too. */
 static void id3_date(struct id3_tag *t, struct id3_span name, struct id3_span v)
@@ -958,7 +976,7 @@ static void id3_number(struct id3_tag *t, const struct id3_row *row, struct id3_
 	} else if (slot->n == 0) {
 		*slot = v;
 		t->total_name[i] = row->how == ID3_TOTAL ? name : t->total_name[i];
-	} else if (slot->n != v.n || memcmp(slot->p, v.p, v.n) != 0) {
+	} else if (!id3_same_span(*slot, v)) {
 		id3_add_user(t, name, v);
 	}
 }
@@ -1011,13 +1029,8 @@ static void id3_route(struct id3_tag *t, const struct id3_row *row, struct id3_s
 		id3_date(t, name, v);
 		break;
 	case ID3_YEAR:
-		if (!t->head[frame] && id3_find_year(v))
-			id3_add_made(t, row->frame, id3_find_year(v), 4);
-		if (v.n != 4 || !t->head[frame] || memcmp(t->entries[t->head[frame]].own, v.p, 4) != 0)
-			id3_add_user(t, name, v);
-		break;
 	case ID3_INTEGER:
-		if (!taken && id3_integer(v, number)) {
+		if (!taken && (row->how == ID3_YEAR ? id3_year(v, number) : id3_integer(v, number))) {
 			id3_add_made(t, row->frame, number, strlen(number));
 			there = strlen(number) == v.n;
 		}
@@ -1042,6 +1055,12 @@ static const struct id3_row *id3_find_row(struct id3_span name)
 		    strncasecmp(name.p, id3_rows[i].name, name.n) == 0 && id3_rows[i].name[name.n] == 0)
 			return &id3_rows[i];
 	return NULL;
+}
+
+static struct id3_span id3_until_nul(struct id3_span s)
+{
+	const char *nul = s.n ? memchr(s.p, 0, s.n) : NULL;
+	return (struct id3_span){ s.p, nul ? (size_t)(nul - s.p) : s.n };
 }
 
 /* A walk over the comments of a VORBIS_COMMENT block (RFC 9639, 8.6; lengths are little-endian). */
@@ -1072,7 +1091,7 @@ static void id3_walk_start(struct id3_walk *w, const struct id3_source *s)
 static bool id3_walk_next(struct id3_walk *w, const struct id3_row **row, struct id3_span *name, struct id3_span *value)
 {
 	while (w->left > 0) {
-		const char *text, *equals, *nul;
+		const char *text, *equals;
 		size_t len;
 		w->left--;
 		if (w->end - w->p < 4 || get_le32(w->p) > (size_t)(w->end - w->p - 4)) {
@@ -1086,16 +1105,10 @@ static bool id3_walk_next(struct id3_walk *w, const struct id3_row **row, struct
 		equals = len ? memchr(text, '=', len) : NULL;
 		if (!equals || equals == text)
 			continue;
-		*name = (struct id3_span){ text, (size_t)(equals - text) };
-		*value = (struct id3_span){ equals + 1, len - name->n - 1 };
-		nul = memchr(name->p, 0, name->n);
-		if (nul == name->p)
+		*name = id3_until_nul((struct id3_span){ text, (size_t)(equals - text) });
+		*value = id3_until_nul((struct id3_span){ equals + 1, (size_t)(text + len - equals - 1) });
+		if (name->n == 0)
 			continue;
-		if (nul)
-			name->n = (size_t)(nul - name->p);
-		nul = value->n ? memchr(value->p, 0, value->n) : NULL;
-		if (nul)
-			value->n = (size_t)(nul - value->p);
 		*row = id3_find_row(*name);
 		if (value->n && !(*row && (*row)->how == ID3_DROP))
 			return true;
@@ -1213,8 +1226,7 @@ static bool id3_comment_picture(const struct id3_row *row, struct id3_span v, st
 /* A picture's description, up to a NUL. */
 static struct id3_span id3_description(const struct id3_picture *p)
 {
-	const char *nul = p->description_len ? memchr(p->description, 0, p->description_len) : NULL;
-	return (struct id3_span){ p->description, nul ? (size_t)(nul - p->description) : p->description_len };
+	return id3_until_nul((struct id3_span){ p->description, p->description_len });
 }
 
 /* What makes a description differ from another one; nothing for the first. */
@@ -1361,22 +1373,19 @@ static void id3_free(struct id3_tag *t, const struct id3_source *s)
 	free(t->pictures);
 }
 
-/* All frames with text, and the size that the pictures will add, the largest left out while the tag
- * would be too large. */
+/* Leaves out the largest pictures until the tag fits, `text` being the bytes of its other frames. Returns the
+ * bytes of the pictures' frames. */
 static uint64_t id3_pictures(struct id3_tag *t, struct id3_source *s, uint64_t text)
 {
 	uint64_t size = 0;
 	for (size_t i = 0; i < t->n_pictures; i++)
 		size += id3_picture_size(&t->pictures[i]);
-	s->too_large = text + size + ID3_PADDING + 1 > ID3_MAX;
-	while (text + size + ID3_PADDING + 1 > ID3_MAX) {
+	while (size && text + size + ID3_PADDING + 1 > ID3_MAX) {
 		struct id3_picture *largest = NULL;
 		for (size_t i = 0; i < t->n_pictures; i++)
 			if (!t->pictures[i].out && (!largest || t->pictures[i].size > largest->size))
 				largest = &t->pictures[i];
-		if (!largest)
-			break;
-		largest->out = true;
+		s->too_large = largest->out = true;
 		size -= id3_picture_size(largest);
 	}
 	return size;
@@ -1803,10 +1812,8 @@ static struct id3_source track_id3(struct track *t)
  * of SSND header, offset, block size and the bytes that the offset skips. If they are a complete set
  * that agrees with STREAMINFO, the file is shown as it was. */
 struct foreign {
-	uint64_t form; /* bytes that FORM's size should count */
 	bool comm, ssnd, aifc, little;
 	uint64_t stated; /* what it does count */
-	bool padded;     /* the sound is followed by a pad byte */
 };
 
 /* A COMM chunk's content of `n` bytes: does it describe this sound? */
@@ -1989,23 +1996,6 @@ static uint16_t crc16(uint16_t crc, const uint8_t *p, size_t n)
 	return crc;
 }
 
-/* The coded number of a frame header: UTF-8's scheme, up to 36 bits. Returns its length or 0. */
-static size_t coded_number(const uint8_t *p, size_t n, uint64_t *v)
-{
-	size_t len = 0;
-	while (len < 8 && p[0] & 0x80 >> len)
-		len++;
-	if (len == 1 || len == 8 || (len ? len : 1) > n)
-		return 0;
-	*v = len ? p[0] & (0x7f >> len) : p[0];
-	for (size_t i = 1; i < len; i++) {
-		if ((p[i] & 0xc0) != 0x80)
-			return 0;
-		*v = *v << 6 | (p[i] & 0x3f);
-	}
-	return len ? len : 1;
-}
-
 /* The header at `p`, of `n` bytes that are left of the file. False if there is none that fits `s`.
  * With s->fixed the coded number counts frames, else sample frames. */
 static bool frame_parse(const struct stream *s, const uint8_t *p, size_t n, struct frame *f)
@@ -2147,37 +2137,34 @@ static int frame_next(const struct stream *s, struct search *q, struct frame *f,
  * block size, and libFLAC believes STREAMINFO. */
 static int stream_learn(struct stream *s, struct search *q)
 {
+	struct stream any = *s; /* takes every header, however it is numbered */
 	struct frame first = { 0 }, second;
-	uint64_t samples = s->samples;
 	size_t got;
-	const uint8_t *p;
+	const uint8_t *p = reader_at(&q->r, s->audio, HEADER_MAX, &got);
 	int rc;
-	s->fixed = 0;
-	s->variable_bit = false;
-	s->samples = UNKNOWN;
-	p = reader_at(&q->r, s->audio, HEADER_MAX, &got);
 	if (q->r.error)
 		return q->r.error;
-	s->variable_bit = got > 1 && (p[1] & 1);
-	if (!frame_parse(s, p, got, &first)) { /* damaged: STREAMINFO it is */
-		s->samples = samples;
+	any.fixed = 0;
+	any.samples = UNKNOWN;
+	any.variable_bit = got > 1 && (p[1] & 1);
+	if (!frame_parse(&any, p, got, &first)) { /* damaged: STREAMINFO it is */
 		s->fixed = s->min_block == s->max_block ? s->min_block : 0;
 		s->variable_bit = s->fixed == 0;
 		return 0;
 	}
-	first.at = s->audio;
+	s->variable_bit = any.variable_bit;
+	s->fixed = 0;
 	if (!s->variable_bit && s->min_block != s->max_block) { /* does the second count 1, or samples? */
 		off_t to = (off_t)min_u64((uint64_t)s->end, (uint64_t)s->audio + frame_bound(s, first.block));
-		rc = frame_search(s, q, s->audio + 1, to, 1, UINT64_MAX, &second);
+		rc = frame_search(&any, q, s->audio + 1, to, 1, UINT64_MAX, &second);
 		while (rc == 1 && second.sample != 1 && second.sample != first.block)
-			rc = frame_search(s, q, second.at + 1, to, 1, UINT64_MAX, &second);
+			rc = frame_search(&any, q, second.at + 1, to, 1, UINT64_MAX, &second);
 		if (rc < 0)
 			return rc;
 		s->fixed = rc == 1 && second.sample == first.block ? 0 : first.block;
 	} else if (!s->variable_bit) {
-		s->fixed = samples && first.block >= samples ? s->max_block : first.block;
+		s->fixed = s->samples && first.block >= s->samples ? s->max_block : first.block;
 	}
-	s->samples = samples;
 	return 0;
 }
 
@@ -2355,7 +2342,7 @@ static int frame_hint(const struct stream *s, struct search *q, uint64_t target,
  * errno. A guess aims a frame and a half too early, for the first header behind it to be useful. */
 static int frame_jump(const struct stream *s, struct search *q, uint64_t target, struct anchor *low, struct anchor high)
 {
-	off_t early = bytes_of(s, max_u64(s->fixed, s->fixed ? 0 : s->max_block)) * 3 / 2;
+	off_t early = bytes_of(s, s->fixed ? s->fixed : s->max_block) * 3 / 2;
 	for (int tries = 0; tries < 40 && target - low->sample > samples_in(s, FRAME_WINDOW); tries++) {
 		double part = (double)(target - low->sample) / (double)(high.sample - low->sample);
 		off_t span = high.at - low->at,
@@ -2560,8 +2547,7 @@ struct decoder {
 	off_t at;         /* offset of the next frame, */
 	uint64_t next;    /* and the sample frame at which it begins */
 	bool lost;        /* it stands nowhere: it has to be moved */
-	uint64_t kept_at; /* the last frame that was not wanted whole: first byte of sound */
-	size_t kept_len;  /* and bytes; it ends where `next` begins. 0: none */
+	size_t kept_len;  /* bytes of the last FLAC frame if it was not wanted whole; it ends where `next` begins */
 	size_t kept_room;
 	uint8_t *kept;
 	/* while a frame is decoded */
@@ -2571,16 +2557,9 @@ struct decoder {
 	int io;                  /* a negative errno of the source, or -ENOMEM */
 };
 
-/* First byte of sound from which it can go on without being moved, and the last. */
-static uint64_t decoder_begin(const struct decoder *d)
-{
-	return d->kept_len ? d->kept_at : d->next * stream_frame_bytes(d->s);
-}
-
-static uint64_t decoder_end(const struct decoder *d)
-{
-	return d->kept_len ? d->kept_at + d->kept_len : d->next * stream_frame_bytes(d->s);
-}
+/* The last byte of sound from which it can go on without being moved, and the first. */
+static uint64_t decoder_end(const struct decoder *d) { return d->next * stream_frame_bytes(d->s); }
+static uint64_t decoder_begin(const struct decoder *d) { return decoder_end(d) - d->kept_len; }
 
 static bool decoder_stands_at(const struct decoder *d, uint64_t byte)
 {
@@ -2617,6 +2596,17 @@ static FLAC__StreamDecoderTellStatus tell(const FLAC__StreamDecoder *f, FLAC__ui
 	return FLAC__STREAM_DECODER_TELL_STATUS_OK;
 }
 
+/* Room for `len` bytes in `kept`, whose content is lost. Null: no memory. */
+static uint8_t *decoder_room(struct decoder *d, size_t len)
+{
+	if (d->kept_room < len) {
+		free(d->kept);
+		d->kept = malloc(len);
+		d->kept_room = d->kept ? len : 0;
+	}
+	return d->kept;
+}
+
 /* Takes the samples of one frame: into the reply if it is wanted whole, else into `kept`, and what
  * is wanted of it from there. */
 static FLAC__StreamDecoderWriteStatus take(const FLAC__StreamDecoder *f, const FLAC__Frame *frame,
@@ -2625,8 +2615,10 @@ static FLAC__StreamDecoderWriteStatus take(const FLAC__StreamDecoder *f, const F
 	struct decoder *d = arg;
 	const struct stream *s = d->s;
 	const FLAC__FrameHeader *h = &frame->header;
-	uint64_t first = d->next, unit = stream_frame_bytes(s), begin = first * unit, end;
+	uint64_t first = d->next, begin = decoder_end(d);
 	unsigned shift = 8 * s->bytes - s->bits;
+	uint8_t *out;
+	size_t len;
 	(void)f;
 	if (d->frames++ || d->errors || h->number.sample_number != first || h->channels != s->channels ||
 	    h->bits_per_sample != s->bits || h->blocksize == 0) {
@@ -2634,26 +2626,19 @@ static FLAC__StreamDecoderWriteStatus take(const FLAC__StreamDecoder *f, const F
 		return FLAC__STREAM_DECODER_WRITE_STATUS_CONTINUE;
 	}
 	d->next = min_u64(first + h->blocksize, s->samples);
-	end = d->next * unit;
+	len = (size_t)(decoder_end(d) - begin);
 	d->kept_len = 0;
-	if (begin >= d->from && end <= d->to) {
-		aiff_pack(d->dst + (begin - d->from), buffer, 0, (size_t)(d->next - first), s->channels, s->bytes,
-		          shift, s->little);
-		return FLAC__STREAM_DECODER_WRITE_STATUS_CONTINUE;
-	}
-	if (d->kept_room < end - begin) {
-		free(d->kept);
-		d->kept_room = (size_t)(h->blocksize * unit);
-		d->kept = malloc(d->kept_room);
-		if (!d->kept) {
-			d->kept_room = 0;
+	if (begin >= d->from && begin + len <= d->to) {
+		out = d->dst + (begin - d->from);
+	} else {
+		out = decoder_room(d, len);
+		if (!out) {
 			d->io = -ENOMEM;
 			return FLAC__STREAM_DECODER_WRITE_STATUS_ABORT;
 		}
+		d->kept_len = len;
 	}
-	aiff_pack(d->kept, buffer, 0, (size_t)(d->next - first), s->channels, s->bytes, shift, s->little);
-	d->kept_at = begin;
-	d->kept_len = (size_t)(end - begin);
+	aiff_pack(out, buffer, 0, (size_t)(d->next - first), s->channels, s->bytes, shift, s->little);
 	return FLAC__STREAM_DECODER_WRITE_STATUS_CONTINUE;
 }
 
@@ -2708,32 +2693,41 @@ static int decoder_move(struct decoder *d, const struct frame *f)
 	return FLAC__stream_decoder_flush(d->flac) ? 0 : -ENOMEM;
 }
 
+/* Copies what is wanted of the kept frame into the reply. */
+static void decoder_copy(struct decoder *d)
+{
+	uint64_t begin = decoder_begin(d), from = max_u64(d->from, begin), to = min_u64(d->to, decoder_end(d));
+	if (from < to)
+		memcpy(d->dst + (from - d->from), d->kept + (from - begin), (size_t)(to - from));
+}
+
+/* It stands nowhere now, before `sample`. */
+static void decoder_lose(struct decoder *d, uint64_t sample)
+{
+	d->lost = true;
+	d->kept_len = 0;
+	d->next = sample;
+}
+
 /* Decodes the next frame. 0, -EIO for damage (the decoder is then lost), or another negative errno.
  * This is the only place that makes libFLAC's states into errnos. */
 static int decoder_step(struct decoder *d)
 {
-	uint64_t unit = stream_frame_bytes(d->s), at, begin = d->next * unit;
+	uint64_t at, next = d->next;
 	bool ok;
 	d->frames = d->errors = 0;
 	d->io = 0;
 	d->limit = (off_t)min_u64((uint64_t)d->s->end,
-	                          (uint64_t)d->at + 65536 +
-	                                  2 * frame_bound(d->s, max_u64(d->s->fixed, d->s->fixed ? 0 : 65535)));
+	                          (uint64_t)d->at + 65536 + 2 * frame_bound(d->s, d->s->fixed ? d->s->fixed : 65535));
 	ok = FLAC__stream_decoder_process_single(d->flac);
 	if (d->io == 0 && FLAC__stream_decoder_get_state(d->flac) == FLAC__STREAM_DECODER_MEMORY_ALLOCATION_ERROR)
 		d->io = -ENOMEM;
 	if (d->io || !ok || d->frames != 1 || d->errors || !FLAC__stream_decoder_get_decode_position(d->flac, &at)) {
-		d->lost = true;
-		d->kept_len = 0;
-		d->next = begin / unit;
+		decoder_lose(d, next);
 		return d->io ? d->io : -EIO;
 	}
 	d->at = (off_t)at;
-	if (d->kept_len) {
-		uint64_t from = max_u64(d->from, d->kept_at), to = min_u64(d->to, d->kept_at + d->kept_len);
-		if (from < to)
-			memcpy(d->dst + (from - d->from), d->kept + (from - d->kept_at), (size_t)(to - from));
-	}
+	decoder_copy(d);
 	return 0;
 }
 
@@ -2906,29 +2900,27 @@ static struct decoder *depot_add(struct depot *p, struct handle *h)
 	return d;
 }
 
+/* Whether a read of [from, to) for which no decoder stands ready has to wait: see above, 2 and 3. */
+static bool depot_full(const struct depot *p, const struct handle *h, const struct decoder *oldest, uint64_t from,
+                       uint64_t to)
+{
+	if (depot_coming(h, from) && (p->busy >= p->cpus || frame_end_byte(h, from) >= to))
+		return true;
+	return h->n_decoders == p->per_handle && !oldest;
+}
+
 /* Claims a decoder for a read of [from, to). The caller holds the ticket. Null: no memory. */
 static struct decoder *depot_claim(struct depot *p, struct handle *h, uint64_t from, uint64_t to)
 {
 	struct decoder *d, *oldest;
 	pthread_mutex_lock(&p->lock);
-	for (;;) {
-		d = depot_standing(h, from, &oldest);
-		if (d) {
-			depot_unlink_idle(p, d);
-			break;
-		}
-		if (depot_coming(h, from) && (p->busy >= p->cpus || frame_end_byte(h, from) >= to)) {
-			depot_wait(p, h);
-		} else if (h->n_decoders < p->per_handle) {
-			d = depot_add(p, h);
-			break;
-		} else if (oldest) {
-			d = oldest;
-			depot_unlink_idle(p, d);
-			break;
-		} else {
-			depot_wait(p, h);
-		}
+	while (!(d = depot_standing(h, from, &oldest)) && depot_full(p, h, oldest, from, to))
+		depot_wait(p, h);
+	if (!d && h->n_decoders < p->per_handle) {
+		d = depot_add(p, h);
+	} else {
+		d = d ? d : oldest;
+		depot_unlink_idle(p, d);
 	}
 	if (d) {
 		p->reads++;
@@ -3104,9 +3096,7 @@ static int sound_move(struct depot *p, struct handle *h, struct decoder *d, uint
 			break;
 		tried = f;
 	}
-	d->lost = true;
-	d->kept_len = 0;
-	d->next = sample;
+	decoder_lose(d, sample);
 	return rc;
 }
 
@@ -3120,12 +3110,27 @@ static uint64_t sound_behind(struct handle *h, uint64_t sample)
 	return rc == 0 && f.sample > sample ? f.sample : h->stream.samples;
 }
 
+/* Decodes the next frame. One that does not come out right may be whole, behind something that is none. */
+static int sound_step(struct depot *p, struct handle *h, struct decoder *d)
+{
+	int rc = decoder_step(d);
+	return rc == -EIO ? sound_move(p, h, d, d->next) : rc;
+}
+
+/* Silence for the damage at d->next, up to where the sound goes on. 1: all the rest of the read is silent. */
+static int sound_conceal(struct depot *p, struct handle *h, struct decoder *d)
+{
+	uint64_t unit = h->layout.unit, behind = sound_behind(h, d->next);
+	uint64_t gap = max_u64(d->next * unit, d->from), end = min_u64(behind * unit, d->to);
+	if (gap < end)
+		memset(d->dst + (gap - d->from), 0, (size_t)(end - gap));
+	return end == d->to ? 1 : sound_move(p, h, d, behind);
+}
+
 /* Decodes bytes [from, to) of the sound with a decoder that is claimed. */
 static int sound_decode(struct depot *p, struct handle *h, struct decoder *d, uint8_t *dst, uint64_t from, uint64_t to,
                         bool conceal)
 {
-	uint64_t unit = h->layout.unit;
-	struct anchor end;
 	int rc = 0;
 	bool moved;
 	d->dst = dst;
@@ -3134,35 +3139,26 @@ static int sound_decode(struct depot *p, struct handle *h, struct decoder *d, ui
 	pthread_mutex_lock(&h->lock);
 	moved = d->generation != h->generation || !decoder_stands_at(d, from);
 	pthread_mutex_unlock(&h->lock);
-	if (!moved && d->kept_len && from < decoder_end(d))
-		memcpy(dst, d->kept + (from - d->kept_at), (size_t)(min_u64(to, decoder_end(d)) - from));
 	if (moved)
-		rc = sound_move(p, h, d, from / unit);
+		rc = sound_move(p, h, d, from / h->layout.unit);
+	else
+		decoder_copy(d);
 	while (rc == -EIO || (rc == 0 && decoder_end(d) < to)) {
 		if (rc == 0) {
-			rc = decoder_step(d);
-			if (rc == -EIO) /* the frame may be whole, behind something that is none */
-				rc = sound_move(p, h, d, d->next);
+			rc = sound_step(p, h, d);
 			continue;
 		}
 		log_problem(h->path, "damaged", "damaged at sample %" PRIu64, d->next);
 		if (!conceal)
 			return rc;
-		uint64_t gap = d->next * unit, behind = sound_behind(h, d->next);
-		gap = max_u64(gap, from);
-		if (gap < to)
-			memset(dst + (gap - from), 0, (size_t)(min_u64(behind * unit, to) - gap));
-		if (behind * unit >= to)
-			return 0;
-		rc = sound_move(p, h, d, behind);
+		rc = sound_conceal(p, h, d);
 	}
 	if (rc == 0 && d->next < h->stream.samples) {
-		end = (struct anchor){ d->next, d->at, true };
 		pthread_mutex_lock(&h->lock);
-		anchors_add(&h->anchors, end);
+		anchors_add(&h->anchors, (struct anchor){ d->next, d->at, true });
 		pthread_mutex_unlock(&h->lock);
 	}
-	return rc;
+	return rc < 0 ? rc : 0;
 }
 
 /* Reads bytes [from, to) of the sound. */
@@ -3174,10 +3170,7 @@ static int sound_read(struct depot *p, struct handle *h, uint8_t *dst, uint64_t 
 	if (!h->learned) {
 		uint8_t window[1024];
 		struct search q = { .r = { .fd = h->fd, .buf = window, .room = sizeof window }, .left = 16 << 20 };
-		struct stream learned = h->stream; /* others may be reading it: what it said stays */
-		rc = stream_learn(&learned, &q);
-		h->stream.fixed = learned.fixed;
-		h->stream.variable_bit = learned.variable_bit;
+		rc = stream_learn(&h->stream, &q);
 		h->learned = rc == 0;
 	}
 	if (rc == 0)
@@ -3207,13 +3200,8 @@ static int tag_read(struct handle *h, uint8_t *dst, uint64_t from, uint64_t to, 
 		memcpy(head, "ID3 ", 4);
 		put_u32(head + 4, (uint32_t)(len - 8));
 		id3_put(&o, head, sizeof head);
-		/* the tag's own offsets start behind the chunk's head */
-		o.at = 0;
-		o.from = max_u64(from, 8) - 8;
-		o.to = max_u64(to, 8) - 8;
-		o.dst = dst + (from < 8 ? 8 - from : 0);
 		rc = id3_write(&source, &o);
-		if (rc == 0 && o.at != len - 8)
+		if (rc == 0 && o.at != len)
 			rc = -ESTALE;
 	}
 	track_free(&t);
@@ -3277,10 +3265,9 @@ struct cached {
 	struct identity id;
 	uint32_t form;    /* AIFF size - 8 */
 	uint32_t next;    /* in the bucket: index + 1, 0 ends it */
+	uint32_t samples; /* so that those of a track that does not say them are counted once */
 	int16_t error;    /* a negative errno, or 0 */
-	bool odd : 1;     /* the sound has a pad byte */
-	bool foreign : 1; /* it is the original AIFF file */
-	bool used : 1;
+	bool used;
 };
 
 struct cache {
@@ -3594,11 +3581,14 @@ static int source_open(const struct fs *fs, const char *path, int flags, bool as
 {
 	const char *start = *path ? path : ".";
 	struct rights rights;
-	int fd = path_hidden(fs, path) ? -ENOENT : -ELOOP;
-	if (fd == -ELOOP && !as_caller)
+	int fd;
+	if (path_hidden(fs, path))
+		return -ENOENT;
+	if (!as_caller) {
 		fd = open_plain(fs->root, start, flags);
-	if (fd != -ELOOP || !(as_caller || fs->follow))
-		return fd;
+		if (fd != -ELOOP || !fs->follow)
+			return fd;
+	}
 	fd = rights_take(fs, &rights);
 	if (fd < 0)
 		return fd;
@@ -3923,11 +3913,8 @@ static int track_look(struct fs *fs, int fd, const struct identity *id, const ch
 	*l = (struct layout){ 0 };
 	q.left = id->size + (16 << 20);
 	if (rc == 0 && t->stream.samples == 0 && t->stream.audio < t->stream.end) {
-		if (cache_get(&fs->cache, id, &known) && known.error == 0 && !known.foreign) {
-			rc = layout_make(l, t, false); /* as it would be without sound */
-			t->stream.samples = (known.form + UINT64_C(8) - l->size - known.odd) /
-			                    stream_frame_bytes(&t->stream);
-			layout_free(l);
+		if (cache_get(&fs->cache, id, &known) && known.error == 0) {
+			t->stream.samples = known.samples;
 		} else {
 			rc = stream_learn(&t->stream, &q);
 			if (rc == 0)
@@ -3955,11 +3942,9 @@ static int track_look(struct fs *fs, int fd, const struct identity *id, const ch
 static void look_remember(struct fs *fs, const struct identity *id, int rc, const struct track *t,
                           const struct layout *l)
 {
-	struct cached e = { .id = *id,
-		            .form = (uint32_t)(l->size - 8),
-		            .error = (int16_t)rc,
-		            .odd = l->sound & 1,
-		            .foreign = l->foreign };
+	struct cached e = {
+		.id = *id, .form = (uint32_t)(l->size - 8), .samples = (uint32_t)t->stream.samples, .error = (int16_t)rc
+	};
 	if (rc == 0 || t->why)
 		cache_put(&fs->cache, &e);
 }
@@ -4018,7 +4003,7 @@ static int fs_getattr(const char *path, struct stat *st, struct fuse_file_info *
 	struct place p;
 	int rc;
 	if (o) {
-		if (fstat(o->handle ? o->handle->fd : o->fd, st) < 0)
+		if (fstat(o->fd, st) < 0)
 			return -errno;
 		st->st_mode &= ~(mode_t)0222;
 		if (o->handle) {
@@ -4315,7 +4300,7 @@ static int fs_readdir(const char *path, void *buf, fuse_fill_dir_t fill, off_t a
 		struct stat st;
 		if (fstatat(dir, i && *l->path ? ".." : ".", &st, 0) < 0)
 			rc = -errno;
-		else if (fill(buf, i ? ".." : ".", &st, at = (off_t)i + 1, 0))
+		else if (fill(buf, i ? ".." : ".", &st, (off_t)i + 1, 0))
 			rc = 1;
 	}
 	for (size_t i = at < 2 ? 0 : (size_t)at - 2; i < l->n && rc == 0; i++) {
@@ -4575,7 +4560,6 @@ static const struct fuse_opt option_table[] = {
 	FUSE_OPT_KEY("nolazytime", KEY_DROP),
 	FUSE_OPT_KEY("silent", KEY_DROP),
 	FUSE_OPT_KEY("loud", KEY_DROP),
-	FUSE_OPT_KEY("x-", KEY_DROP),
 	FUSE_OPT_KEY("-n", KEY_DROP),
 	FUSE_OPT_KEY("-v", KEY_DROP),
 	FUSE_OPT_END
