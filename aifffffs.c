@@ -338,6 +338,7 @@ struct id3_picture {
 	char mime[64];
 	char *description; /* UTF-8, owned by who made the list */
 	size_t description_len;
+	bool cut;           /* the description was longer */
 	uint64_t at;        /* for `fetch` */
 	uint64_t size;      /* bytes of picture data */
 	const char *base64; /* or: the data is here, base64, `skip` decoded bytes in */
@@ -1157,16 +1158,19 @@ static size_t base64_size(const char *text, size_t len)
 	return len % 4 == 1 ? 0 : len / 4 * 3 + (len % 4 ? len % 4 - 1 : 0);
 }
 
-/* MIME type by the first 12 bytes of data. */
-static const char *id3_sniff(const uint8_t p[12])
+/* The MIME type by the first 12 bytes of data. */
+static void id3_sniff(char mime[64], const uint8_t p[12])
 {
+	const char *type = "image/";
 	if (memcmp(p, "\xff\xd8\xff", 3) == 0)
-		return "image/jpeg";
-	if (memcmp(p, "\x89PNG", 4) == 0)
-		return "image/png";
-	if (memcmp(p, "GIF8", 4) == 0)
-		return "image/gif";
-	return memcmp(p, "RIFF", 4) == 0 && memcmp(p + 8, "WEBP", 4) == 0 ? "image/webp" : "image/";
+		type = "image/jpeg";
+	else if (memcmp(p, "\x89PNG", 4) == 0)
+		type = "image/png";
+	else if (memcmp(p, "GIF8", 4) == 0)
+		type = "image/gif";
+	else if (memcmp(p, "RIFF", 4) == 0 && memcmp(p + 8, "WEBP", 4) == 0)
+		type = "image/webp";
+	memcpy(mime, type, strlen(type) + 1);
 }
 
 /* A picture's MIME type as APIC has it: printable Latin-1, in the spelling that readers know. */
@@ -1180,47 +1184,71 @@ static void id3_mime(char mime[64], const char *p, size_t n)
 		memcpy(mime, "image/jpeg", 11);
 }
 
-/* A METADATA_BLOCK_PICTURE or COVERART comment as a picture. The description stays in base64's
- * shadow: it is decoded into memory of its own. False: not a picture, or no memory. */
+/* Puts `n` bytes at `at` of something to `dst`. 0, 1 where it has fewer, or a negative errno. */
+typedef int (*id3_get)(void *arg, uint64_t at, uint8_t *dst, size_t n);
+
+/* Takes apart a PICTURE block (RFC 9639, 8.8) of `len` bytes, but for its data; of the description `most` bytes
+ * at most. Returns where in the block the data are, 0 if it makes no sense, or a negative errno; the description
+ * is the caller's to free if there are data. */
+static int64_t id3_picture_parse(struct id3_picture *pic, id3_get get, void *arg, uint64_t len, size_t most)
+{
+	uint8_t b[64] = { 0 };
+	uint64_t mime, desc, at;
+	int rc = len < 32 ? 1 : get(arg, 0, b, 8);
+	pic->type = get_u32(b);
+	mime = get_u32(b + 4);
+	if (rc || mime > len - 32 || (rc = get(arg, 8, b, min_u64(mime, sizeof b))) != 0)
+		return rc < 0 ? rc : 0;
+	id3_mime(pic->mime, (const char *)b, min_u64(mime, sizeof b));
+	rc = get(arg, 8 + mime, b, 4);
+	desc = get_u32(b);
+	if (rc || desc > len - 32 - mime)
+		return rc < 0 ? rc : 0;
+	at = 32 + mime + desc;
+	pic->description_len = min_u64(desc, most);
+	pic->cut = desc > most;
+	pic->description = malloc(pic->description_len + 1);
+	if (!pic->description)
+		return -ENOMEM;
+	rc = get(arg, 12 + mime, (uint8_t *)pic->description, pic->description_len);
+	if (rc == 0)
+		rc = get(arg, at - 4, b, 4);
+	pic->size = get_u32(b);
+	if (rc == 0 && pic->size <= len - at && !pic->mime[0]) {
+		memset(b, 0, sizeof b);
+		rc = get(arg, at, b, min_u64(12, pic->size));
+		id3_sniff(pic->mime, b);
+	}
+	if (rc == 0 && pic->size <= len - at)
+		return (int64_t)at;
+	free(pic->description);
+	pic->description = NULL;
+	return rc < 0 ? rc : 0;
+}
+
+static int base64_get(void *arg, uint64_t at, uint8_t *dst, size_t n)
+{
+	const struct id3_span *text = arg;
+	base64_bytes(text->p, text->n, (size_t)at, dst, n);
+	return 0;
+}
+
+/* A METADATA_BLOCK_PICTURE or COVERART comment as a picture. The data stay base64; a description is decoded
+ * into memory of its own. False: not a picture, or no memory. */
 static bool id3_comment_picture(const struct id3_row *row, struct id3_span v, struct id3_picture *pic)
 {
-	size_t size = base64_size(v.p, v.n), at = 0, mime, desc;
-	uint8_t b[64] = { 0 };
+	size_t size = base64_size(v.p, v.n);
+	uint8_t first[12] = { 0 };
+	int64_t at;
 	*pic = (struct id3_picture){ .type = 3, .base64 = v.p, .base64_len = v.n, .size = size };
-	if (size == 0)
-		return false;
-	if (row->name[0] == 'M') { /* RFC 9639, 8.8 */
-		if (size < 32)
-			return false;
-		base64_bytes(v.p, v.n, 0, b, 8);
-		pic->type = get_u32(b);
-		mime = get_u32(b + 4);
-		if (mime > size - 32)
-			return false;
-		base64_bytes(v.p, v.n, 8, b, min_u64(mime, sizeof b));
-		id3_mime(pic->mime, (const char *)b, min_u64(mime, sizeof b));
-		base64_bytes(v.p, v.n, 8 + mime, b, 4);
-		desc = get_u32(b);
-		if (desc > size - 32 - mime)
-			return false;
-		base64_bytes(v.p, v.n, 28 + mime + desc, b, 4);
-		if (get_u32(b) > size - 32 - mime - desc)
-			return false;
-		pic->size = get_u32(b);
-		pic->skip = 32 + mime + desc;
-		pic->description_len = min_u64(desc, ID3_MAX_DESCRIPTION);
-		pic->description = malloc(pic->description_len + 1);
-		if (!pic->description)
-			return false;
-		base64_bytes(v.p, v.n, 12 + mime, (uint8_t *)pic->description, pic->description_len);
-		at = pic->skip;
+	if (row->name[0] == 'M') {
+		at = id3_picture_parse(pic, base64_get, &v, size, ID3_MAX_DESCRIPTION);
+		pic->skip = at > 0 ? (size_t)at : 0;
+		return at > 0;
 	}
-	if (!pic->mime[0]) {
-		memset(b, 0, sizeof b);
-		base64_bytes(v.p, v.n, at, b, min_u64(12, size - at));
-		memcpy(pic->mime, id3_sniff(b), strlen(id3_sniff(b)) + 1);
-	}
-	return true;
+	base64_bytes(v.p, v.n, 0, first, min_u64(12, size));
+	id3_sniff(pic->mime, first);
+	return size > 0;
 }
 
 /* A picture's description, up to a NUL. */
@@ -1349,7 +1377,7 @@ static int id3_read(struct id3_tag *t, struct id3_source *s)
 		if (row && row->how == ID3_PICTURE) {
 			if (t->n_pictures < ID3_MAX_PICTURES &&
 			    id3_comment_picture(row, v, &t->pictures[t->n_pictures]))
-				s->broken |= t->pictures[t->n_pictures++].description_len == ID3_MAX_DESCRIPTION;
+				s->broken |= t->pictures[t->n_pictures++].cut;
 			else
 				s->broken = true;
 		} else {
@@ -1460,6 +1488,13 @@ static ssize_t read_at(int fd, void *p, size_t n, off_t at)
 	return (ssize_t)done;
 }
 
+/* Just `n` bytes. 0, 1 where the file has fewer, or a negative errno. */
+static int read_exactly(int fd, void *p, size_t n, off_t at)
+{
+	ssize_t got = read_at(fd, p, n, at);
+	return got < 0 ? (int)got : got < (ssize_t)n;
+}
+
 /* The bytes of the file from `at` that the window has, read anew if it has fewer than `want` (at
  * most its room). *got is how many; fewer than wanted only at the file's end or on error. */
 static const uint8_t *reader_at(struct reader *r, off_t at, size_t want, size_t *got)
@@ -1480,6 +1515,20 @@ static const uint8_t *reader_need(struct reader *r, off_t at, size_t n)
 	size_t got;
 	const uint8_t *p = reader_at(r, at, n, &got);
 	return got >= n ? p : NULL;
+}
+
+/* Copies `n` bytes at `at` to `dst`, without the window where they are more than it holds. 0, 1 where the file
+ * has fewer, or a negative errno. */
+static int reader_copy(struct reader *r, off_t at, uint8_t *dst, size_t n)
+{
+	const uint8_t *p;
+	if (n > r->room)
+		return read_exactly(r->fd, dst, n, at);
+	p = reader_need(r, at, n);
+	if (!p)
+		return r->error ? r->error : 1;
+	memcpy(dst, p, n);
+	return 0;
 }
 
 /* A place in the source. */
@@ -1568,7 +1617,7 @@ static int read_streaminfo(struct track *t, const uint8_t *p)
 
 static int read_comments(struct track *t, struct reader *r, struct extent block)
 {
-	ssize_t got;
+	int rc;
 	if (t->comments || block.len == 0)
 		return 0; /* there can be one */
 	t->large = block.len > LARGE_COMMENTS;
@@ -1577,121 +1626,80 @@ static int read_comments(struct track *t, struct reader *r, struct extent block)
 	t->comments = malloc(block.len);
 	if (!t->comments)
 		return -ENOMEM;
-	if (block.len <= METADATA_WINDOW && reader_need(r, block.at, block.len)) {
-		memcpy(t->comments, reader_need(r, block.at, block.len), block.len);
-	} else {
-		got = read_at(r->fd, t->comments, block.len, block.at);
-		if (got != (ssize_t)block.len)
-			return got < 0 ? (int)got : -EIO;
-	}
 	t->comments_len = block.len;
-	return 0;
+	rc = reader_copy(r, block.at, t->comments, block.len);
+	return rc > 0 ? -EIO : rc;
 }
 
-/* A PICTURE block (RFC 9639, 8.8) without its data. 0, or a negative errno; one that makes no
- * sense is left out and noted. */
+/* The window on the file, and where a block begins in it. */
+struct block_reader {
+	struct reader *r;
+	off_t at;
+};
+
+static int block_get(void *arg, uint64_t at, uint8_t *dst, size_t n)
+{
+	const struct block_reader *b = arg;
+	return reader_copy(b->r, b->at + (off_t)at, dst, n);
+}
+
+/* A PICTURE block without its data. 0, or a negative errno; one that makes no sense is left out and noted. There
+ * is room for it. */
 static int read_picture(struct track *t, struct reader *r, struct extent block)
 {
+	struct block_reader b = { r, block.at };
 	struct id3_picture pic = { 0 };
-	off_t at = block.at, end = block.at + block.len;
-	uint32_t mime, desc;
-	size_t held;
-	ssize_t got;
-	const uint8_t *p = block.len >= 32 ? reader_need(r, at, 8) : NULL;
-	t->broken = true; /* until the end of this function is reached */
-	if (!p)
-		return r->error;
-	pic.type = get_u32(p);
-	mime = get_u32(p + 4);
-	if (mime > block.len - 32)
-		return 0;
-	p = reader_need(r, at + 8, min_u64(mime, sizeof pic.mime));
-	if (!p)
-		return r->error;
-	id3_mime(pic.mime, (const char *)p, min_u64(mime, sizeof pic.mime));
-	at += 8 + (off_t)mime;
-	p = reader_need(r, at, 4);
-	if (!p)
-		return r->error;
-	desc = get_u32(p);
-	if (desc > block.len - 32 - mime || t->n_pictures == ID3_MAX_PICTURES)
-		return 0;
-	held = min_u64(desc, t->descriptions < (1u << 20) ? ID3_MAX_DESCRIPTION : 256);
-	pic.description = malloc(held + 1);
-	if (!pic.description)
-		return -ENOMEM;
-	pic.description_len = held;
-	got = 0;
-	if (held <= METADATA_WINDOW && reader_need(r, at + 4, held))
-		memcpy(pic.description, reader_need(r, at + 4, held), held);
-	else
-		got = read_at(r->fd, pic.description, held, at + 4);
-	at += 4 + (off_t)desc + 16; /* behind width, height, depth, colours */
-	p = got < 0 ? NULL : reader_need(r, at, 4);
-	if (!p || get_u32(p) > (uint64_t)(end - at - 4)) {
+	size_t most = t->descriptions < (1u << 20) ? ID3_MAX_DESCRIPTION : 256;
+	int64_t at = id3_picture_parse(&pic, block_get, &b, block.len, most);
+	bool room = t->n_pictures < ID3_MAX_PICTURES;
+	t->broken |= at == 0 || !room || pic.cut;
+	if (at > 0 && room) {
+		pic.at = (uint64_t)(block.at + at);
+		t->descriptions += pic.description_len;
+		t->pictures[t->n_pictures++] = pic;
+	} else {
 		free(pic.description);
-		return got < 0 ? (int)got : r->error;
 	}
-	pic.size = get_u32(p);
-	pic.at = (uint64_t)at + 4;
-	if (!pic.mime[0]) {
-		uint8_t first[12] = { 0 };
-		size_t n = min_u64(sizeof first, pic.size);
-		p = reader_need(r, at + 4, n);
-		if (p)
-			memcpy(first, p, n);
-		memcpy(pic.mime, id3_sniff(first), strlen(id3_sniff(first)) + 1);
-	}
-	t->descriptions += held;
-	t->pictures[t->n_pictures++] = pic;
-	t->broken = held < desc;
-	return 0;
+	return at < 0 ? (int)at : 0;
 }
 
-/* Makes room for one more of an array that doubles. */
-static int grow(void **array, size_t n, size_t size)
+/* `array` of `n` entries, with room for one more: its room is n, rounded up to a power of two. Null: no memory,
+ * and `array` is as it was. */
+static void *grow(void *array, size_t n, size_t size)
 {
-	void *larger;
-	if (n & (n - 1) || (n == 0 && *array))
-		return 0;
-	larger = realloc(*array, (n ? 2 * n : 1) * size);
-	if (!larger)
-		return -ENOMEM;
-	*array = larger;
-	return 0;
+	return array && (n == 0 || n & (n - 1)) ? array : realloc(array, (n ? 2 * n : 1) * size);
 }
 
 /* One metadata block behind STREAMINFO. */
 static int read_block(struct track *t, struct reader *r, int type, struct extent block)
 {
-	bool broken = t->broken;
 	const uint8_t *p;
-	int rc = 0;
+	void *larger;
 	switch (type) {
 	case FLAC_SEEKTABLE:
 		t->stream.seektable = block;
-		break;
+		return 0;
 	case FLAC_COMMENT:
-		rc = read_comments(t, r, block);
-		break;
+		return read_comments(t, r, block);
 	case FLAC_PICTURE:
-		rc = grow((void **)&t->pictures, t->n_pictures, sizeof *t->pictures);
-		if (rc == 0)
-			rc = read_picture(t, r, block);
-		t->broken |= broken;
-		break;
+		larger = grow(t->pictures, t->n_pictures, sizeof *t->pictures);
+		if (!larger)
+			return -ENOMEM;
+		t->pictures = larger;
+		return read_picture(t, r, block);
 	case FLAC_APPLICATION:
 		p = block.len >= 4 ? reader_need(r, block.at, 4) : NULL;
 		if (!p || memcmp(p, "aiff", 4) != 0)
-			break;
-		rc = grow((void **)&t->chunks, t->n_chunks, sizeof *t->chunks);
-		if (rc == 0)
-			t->chunks[t->n_chunks++] = (struct extent){ block.at + 4, block.len - 4 };
-		break;
+			return block.len >= 4 && !p ? r->error : 0;
+		larger = grow(t->chunks, t->n_chunks, sizeof *t->chunks);
+		if (!larger)
+			return -ENOMEM;
+		t->chunks = larger;
+		t->chunks[t->n_chunks++] = (struct extent){ block.at + 4, block.len - 4 };
+		return 0;
 	default:
-		break;
+		return 0;
 	}
-	return rc;
 }
 
 /* Where "fLaC" is: behind any ID3v2 tags in front, which some programs put there. */
@@ -1790,11 +1798,11 @@ static void layout_add(struct layout *l, enum piece_kind kind, uint64_t len, off
 	l->size += len;
 }
 
-/* Fetches picture data for id3_write; `arg` is the descriptor of the FLAC file. */
-static int fetch_picture(void *arg, uint64_t at, uint8_t *dst, size_t n)
+/* Fetches bytes of the FLAC file; `arg` points at its descriptor. */
+static int fetch_bytes(void *arg, uint64_t at, uint8_t *dst, size_t n)
 {
-	ssize_t got = read_at(*(int *)arg, dst, n, (off_t)at);
-	return got == (ssize_t)n ? 0 : got < 0 ? (int)got : -EIO;
+	int rc = read_exactly(*(int *)arg, dst, n, (off_t)at);
+	return rc > 0 ? -EIO : rc;
 }
 
 static struct id3_source track_id3(struct track *t)
@@ -1803,7 +1811,7 @@ static struct id3_source track_id3(struct track *t)
 		                    .comments_len = t->comments_len,
 		                    .pictures = t->pictures,
 		                    .n_pictures = t->n_pictures,
-		                    .fetch = fetch_picture,
+		                    .fetch = fetch_bytes,
 		                    .arg = &t->stream.fd };
 }
 
@@ -1838,7 +1846,7 @@ static bool foreign_chunk(struct layout *l, struct foreign *f, const struct stre
 	uint8_t p[64] = { 0 };
 	size_t n = min_u64(block.len, sizeof p);
 	uint64_t size;
-	if (n < 8 || read_at(s->fd, p, n, block.at) != (ssize_t)n)
+	if (n < 8 || read_exactly(s->fd, p, n, block.at) != 0)
 		return false;
 	size = get_u32(p + 4);
 	if (l->n == 0) {
@@ -1938,6 +1946,7 @@ static int layout_make(struct layout *l, struct track *t, bool foreign)
 
 #define HEADER_MAX 16 /* bytes of the longest frame header */
 #define UNKNOWN UINT64_MAX
+#define SEARCH_SPARE (16 << 20) /* bytes that a search may look at beyond one pass over the file */
 
 /* A search for frames: its window, and how many bytes it may still look at. A sound file is walked
  * in one pass; one that was made to be walked again and again is given up. */
@@ -1961,9 +1970,10 @@ struct anchor {
 
 /* Frames seen, in order. The first is the start of the stream. */
 struct anchors {
+	pthread_mutex_t lock; /* guards all of this */
 	struct anchor a[ANCHORS];
 	size_t n;
-	bool surveyed, tidy; /* whether jumps are allowed is known; they are */
+	enum { SURVEY_TO_DO, TIDY, UNTIDY } survey; /* tidy: jumps and hints are allowed */
 };
 
 static uint8_t crc8(const uint8_t *p, size_t n)
@@ -2218,50 +2228,63 @@ static int stream_count(const struct stream *known, struct search *q, uint64_t *
 	return rc;
 }
 
+/* Forgets all but the start of the stream. */
 static void anchors_start(struct anchors *as, const struct stream *s)
 {
+	pthread_mutex_lock(&as->lock);
 	as->a[0] = (struct anchor){ 0, s->audio, true };
 	as->n = 1;
-	as->surveyed = as->tidy = false;
+	as->survey = SURVEY_TO_DO;
+	pthread_mutex_unlock(&as->lock);
 }
 
-/* The last anchor at or before `sample` (a sure one, if asked), and the first behind it or the end. */
-static void anchors_around(const struct anchors *as, const struct stream *s, uint64_t sample, bool sure,
-                           struct anchor *low, struct anchor *high)
+/* The last anchor at or before `sample` (a sure one, if asked), and the first behind it or the end. Returns the
+ * survey's state. */
+static int anchors_around(struct anchors *as, const struct stream *s, uint64_t sample, bool sure, struct anchor *low,
+                          struct anchor *high)
 {
-	*high = (struct anchor){ s->samples, s->end, false };
-	for (size_t i = as->n; i-- > 0;) {
-		if (as->a[i].sample <= sample && (as->a[i].sure || !sure)) {
-			*low = as->a[i];
-			return;
-		}
-		if (as->a[i].sample > sample)
-			*high = as->a[i];
-	}
+	size_t i;
+	int survey;
 	*low = (struct anchor){ 0, s->audio, true };
+	*high = (struct anchor){ s->samples, s->end, false };
+	pthread_mutex_lock(&as->lock);
+	survey = as->survey;
+	for (i = as->n; i > 0 && (as->a[i - 1].sample > sample || (sure && !as->a[i - 1].sure)); i--)
+		if (as->a[i - 1].sample > sample)
+			*high = as->a[i - 1];
+	if (i > 0)
+		*low = as->a[i - 1];
+	pthread_mutex_unlock(&as->lock);
+	return survey;
 }
 
 /* Remembers a frame. When the table is full, every second one is forgotten. */
 static void anchors_add(struct anchors *as, struct anchor new)
 {
-	size_t i = as->n;
-	while (i > 0 && as->a[i - 1].sample > new.sample)
-		i--;
-	if (i > 0 && as->a[i - 1].sample == new.sample) {
-		if (new.sure)
-			as->a[i - 1] = new;
-		return;
-	}
+	size_t i;
+	pthread_mutex_lock(&as->lock);
 	if (as->n == ANCHORS) {
 		as->n = 0;
 		for (size_t j = 0; j < ANCHORS; j += 2)
 			as->a[as->n++] = as->a[j];
-		anchors_add(as, new);
-		return;
 	}
-	memmove(&as->a[i + 1], &as->a[i], (as->n - i) * sizeof *as->a);
-	as->a[i] = new;
-	as->n++;
+	for (i = as->n; i > 0 && as->a[i - 1].sample > new.sample; i--)
+		;
+	if (i == 0 || as->a[i - 1].sample != new.sample) {
+		memmove(&as->a[i + 1], &as->a[i], (as->n - i) * sizeof *as->a);
+		as->a[i] = new;
+		as->n++;
+	} else if (new.sure) {
+		as->a[i - 1] = new;
+	}
+	pthread_mutex_unlock(&as->lock);
+}
+
+static void anchors_surveyed(struct anchors *as, bool tidy)
+{
+	pthread_mutex_lock(&as->lock);
+	as->survey = tidy ? TIDY : UNTIDY;
+	pthread_mutex_unlock(&as->lock);
 }
 
 /* Sample frames that take about `bytes`. */
@@ -2369,8 +2392,8 @@ static int frame_jump(const struct stream *s, struct search *q, uint64_t target,
 
 /* Walks from *low to the frame that holds `target`. Frames of a strict walk are remembered now and
  * then, so that no part of a file is walked twice. */
-static int frame_walk(const struct stream *s, struct search *q, struct anchors *as, pthread_mutex_t *lock,
-                      uint64_t target, struct anchor low, bool strict, struct frame *f)
+static int frame_walk(const struct stream *s, struct search *q, struct anchors *as, uint64_t target, struct anchor low,
+                      bool strict, struct frame *f)
 {
 	int rc = frame_search(s, q, low.at, low.at + 1, low.sample, low.sample + 1, f);
 	off_t noted = low.at;
@@ -2383,9 +2406,7 @@ static int frame_walk(const struct stream *s, struct search *q, struct anchors *
 		if (rc <= 0)
 			return rc;
 		if (strict && f->at - noted > (s->end - s->audio) / (ANCHORS / 2)) {
-			pthread_mutex_lock(lock);
 			anchors_add(as, (struct anchor){ f->sample, f->at, true });
-			pthread_mutex_unlock(lock);
 			noted = f->at;
 		}
 	}
@@ -2394,7 +2415,7 @@ static int frame_walk(const struct stream *s, struct search *q, struct anchors *
 
 /* Whether the frame that begins with `sample` is at `at`, or the sound ends there. A whole frame hidden in
  * the sound of another is not followed by the next. */
-static bool frame_at(const struct stream *s, off_t at, uint64_t sample)
+static bool frame_confirmed(const struct stream *s, off_t at, uint64_t sample)
 {
 	uint8_t p[HEADER_MAX] = { 0 };
 	struct frame f;
@@ -2404,51 +2425,38 @@ static bool frame_at(const struct stream *s, off_t at, uint64_t sample)
 
 /* The frame that holds sample frame `target` (below s->samples). Returns 1; 0 where the file has no
  * header of such a frame, *f then being the next one if f->sample is beyond target; or a negative
- * errno. `lock` guards *as. */
-static int frame_locate(const struct stream *s, struct anchors *as, pthread_mutex_t *lock, uint64_t target, bool strict,
-                        struct frame *f)
+ * errno. */
+static int frame_locate(const struct stream *s, struct anchors *as, uint64_t target, bool strict, struct frame *f)
 {
 	uint8_t window[FRAME_WINDOW];
 	struct search q = { .r = { .fd = s->fd, .buf = window, .room = sizeof window },
-		            .left = s->end - s->audio + (16 << 20) };
+		            .left = s->end - s->audio + SEARCH_SPARE };
 	struct anchor low, high, middle, last;
-	bool surveyed, tidy;
-	int rc = 1;
+	int survey = anchors_around(as, s, target, strict, &low, &high), rc;
 	*f = (struct frame){ 0 };
-	pthread_mutex_lock(lock);
-	anchors_around(as, s, target, strict, &low, &high);
-	surveyed = as->surveyed;
-	tidy = as->tidy;
-	pthread_mutex_unlock(lock);
 	if (strict || target - low.sample <= samples_in(s, 2 * FRAME_WINDOW))
-		return frame_walk(s, &q, as, lock, target, low, strict, f);
-	if (!surveyed) {
+		return frame_walk(s, &q, as, target, low, strict, f);
+	if (survey == SURVEY_TO_DO) {
 		rc = frame_survey(s, &q, &middle, &last);
 		if (rc < 0)
 			return rc;
-		pthread_mutex_lock(lock);
-		as->surveyed = true;
-		as->tidy = tidy = rc == 1;
-		if (tidy) {
+		survey = rc == 1 ? TIDY : UNTIDY;
+		if (survey == TIDY) {
 			anchors_add(as, middle);
 			anchors_add(as, last);
 		}
-		anchors_around(as, s, target, !tidy, &low, &high);
-		pthread_mutex_unlock(lock);
+		anchors_surveyed(as, survey == TIDY);
+		anchors_around(as, s, target, false, &low, &high);
 	}
-	if (tidy)
+	if (survey == TIDY) {
 		rc = frame_hint(s, &q, target, &low, high);
-	if (tidy && rc == 0)
-		rc = frame_jump(s, &q, target, &low, high);
-	if (rc < 0)
-		return rc;
-	if (!tidy || rc == 0) { /* walk from what is sure */
-		pthread_mutex_lock(lock);
-		anchors_around(as, s, target, true, &low, &high);
-		pthread_mutex_unlock(lock);
-		strict = true;
+		if (rc == 0)
+			rc = frame_jump(s, &q, target, &low, high);
+		if (rc != 0)
+			return rc < 0 ? rc : frame_walk(s, &q, as, target, low, false, f);
 	}
-	return frame_walk(s, &q, as, lock, target, low, strict, f);
+	anchors_around(as, s, target, true, &low, &high);
+	return frame_walk(s, &q, as, target, low, true, f);
 }
 
 /* ---- TICKET LOCK ------------------------------------------------------------------------------ */
@@ -2566,7 +2574,7 @@ static bool decoder_stands_at(const struct decoder *d, uint64_t byte)
 	return !d->lost && decoder_begin(d) <= byte && byte <= decoder_end(d);
 }
 
-static FLAC__StreamDecoderReadStatus feed(const FLAC__StreamDecoder *f, FLAC__byte *p, size_t *bytes, void *arg)
+static FLAC__StreamDecoderReadStatus decoder_feed(const FLAC__StreamDecoder *f, FLAC__byte *p, size_t *bytes, void *arg)
 {
 	struct decoder *d = arg;
 	ssize_t n;
@@ -2589,7 +2597,7 @@ static FLAC__StreamDecoderReadStatus feed(const FLAC__StreamDecoder *f, FLAC__by
 }
 
 /* libFLAC asks this only to tell the offset of the next frame. */
-static FLAC__StreamDecoderTellStatus tell(const FLAC__StreamDecoder *f, FLAC__uint64 *at, void *arg)
+static FLAC__StreamDecoderTellStatus decoder_tell(const FLAC__StreamDecoder *f, FLAC__uint64 *at, void *arg)
 {
 	(void)f;
 	*at = (FLAC__uint64)((struct decoder *)arg)->fed;
@@ -2609,8 +2617,8 @@ static uint8_t *decoder_room(struct decoder *d, size_t len)
 
 /* Takes the samples of one frame: into the reply if it is wanted whole, else into `kept`, and what
  * is wanted of it from there. */
-static FLAC__StreamDecoderWriteStatus take(const FLAC__StreamDecoder *f, const FLAC__Frame *frame,
-                                           const FLAC__int32 *const buffer[], void *arg)
+static FLAC__StreamDecoderWriteStatus decoder_take(const FLAC__StreamDecoder *f, const FLAC__Frame *frame,
+                                                   const FLAC__int32 *const buffer[], void *arg)
 {
 	struct decoder *d = arg;
 	const struct stream *s = d->s;
@@ -2642,7 +2650,7 @@ static FLAC__StreamDecoderWriteStatus take(const FLAC__StreamDecoder *f, const F
 	return FLAC__STREAM_DECODER_WRITE_STATUS_CONTINUE;
 }
 
-static void complain(const FLAC__StreamDecoder *f, FLAC__StreamDecoderErrorStatus status, void *arg)
+static void decoder_complain(const FLAC__StreamDecoder *f, FLAC__StreamDecoderErrorStatus status, void *arg)
 {
 	(void)f;
 	(void)status;
@@ -2674,8 +2682,8 @@ static struct decoder *decoder_new(const struct stream *s)
 	memset(d->head + 8 + 14, 0, 4);
 	d->flac = FLAC__stream_decoder_new();
 	if (!d->flac ||
-	    FLAC__stream_decoder_init_stream(d->flac, feed, NULL, tell, NULL, NULL, take, NULL, complain, d) !=
-	            FLAC__STREAM_DECODER_INIT_STATUS_OK ||
+	    FLAC__stream_decoder_init_stream(d->flac, decoder_feed, NULL, decoder_tell, NULL, NULL, decoder_take, NULL,
+	                                     decoder_complain, d) != FLAC__STREAM_DECODER_INIT_STATUS_OK ||
 	    !FLAC__stream_decoder_process_until_end_of_metadata(d->flac)) {
 		decoder_free(d);
 		return NULL;
@@ -2764,15 +2772,14 @@ struct identity {
 
 /* One open AIFF file. */
 struct handle {
-	int fd;
 	char *path; /* for the log */
 	struct layout layout;
 	struct ticket_lock queue; /* who may claim next; its holder may set: */
 	struct stream stream;
 	bool learned; /* stream_learn has been called */
 
-	pthread_mutex_t lock; /* guards: */
 	struct anchors anchors;
+	pthread_mutex_t lock;     /* guards: */
 	struct identity identity; /* of the source, when last found to be good */
 	uint64_t tags;            /* a hash of its tags */
 	unsigned generation;      /* how often the source has changed without harm */
@@ -2797,6 +2804,13 @@ struct depot {
 	struct handle *waiting;          /* handles whose ticket holder waits, first come first */
 	uint64_t reads, hits, seeks, errors, fallbacks;
 };
+
+static void depot_count(struct depot *p, uint64_t *counter)
+{
+	pthread_mutex_lock(&p->lock);
+	++*counter;
+	pthread_mutex_unlock(&p->lock);
+}
 
 static void depot_unlink_idle(struct depot *p, struct decoder *d)
 {
@@ -2839,7 +2853,7 @@ static void depot_wait(struct depot *p, struct handle *h)
 		pthread_cond_wait(&h->freed, &p->lock);
 }
 
-/* Lets go the claimant of `h`; with null the one that waits for longest. */
+/* Wakes the ticket holder that waits on `h`; with null the one that has waited longest. */
 static void depot_wake(struct depot *p, struct handle *h)
 {
 	for (struct handle **w = &p->waiting; *w; w = &(*w)->next_waiting)
@@ -3027,28 +3041,28 @@ static int handle_check(struct handle *h)
 	struct identity now;
 	struct track t;
 	struct stat st;
-	bool same, touched;
+	bool same, same_content;
 	int rc;
-	if (fstat(h->fd, &st) < 0)
+	if (fstat(h->stream.fd, &st) < 0)
 		return -errno;
 	now = identity_of(&st);
 	pthread_mutex_lock(&h->lock);
 	same = identity_same(&h->identity, &now);
-	touched = now.mtime == h->identity.mtime && now.size == h->identity.size;
+	same_content = now.mtime == h->identity.mtime && now.size == h->identity.size;
 	pthread_mutex_unlock(&h->lock);
 	if (same)
 		return 0;
-	rc = track_read(&t, h->fd, st.st_size);
+	rc = track_read(&t, h->stream.fd, st.st_size);
 	if (rc == 0 &&
 	    (memcmp(t.stream.info, h->stream.info, sizeof t.stream.info) != 0 || t.stream.audio != h->stream.audio ||
-	     (!touched && (h->layout.foreign || memcmp(t.stream.info + 18, no_md5, 16) == 0))))
+	     (!same_content && (h->layout.foreign || memcmp(t.stream.info + 18, no_md5, 16) == 0))))
 		rc = -EIO;
 	if (rc == 0) {
 		pthread_mutex_lock(&h->lock);
 		if (!identity_young(&now)) /* else look again next time */
 			h->identity = now;
 		h->retagged |= h->tags != track_tags(&t);
-		h->generation += !touched;
+		h->generation += !same_content;
 		anchors_start(&h->anchors, &h->stream);
 		pthread_mutex_unlock(&h->lock);
 	}
@@ -3070,12 +3084,9 @@ static int sound_move(struct depot *p, struct handle *h, struct decoder *d, uint
 	pthread_mutex_unlock(&h->lock);
 	bool doubt = false; /* `tried` came out right, but nothing confirms it */
 	for (int strict = 0; strict < 2; strict++) {
-		rc = frame_locate(&h->stream, &h->anchors, &h->lock, sample, strict, &f);
-		if (strict) {
-			pthread_mutex_lock(&p->lock);
-			p->fallbacks++;
-			pthread_mutex_unlock(&p->lock);
-		}
+		rc = frame_locate(&h->stream, &h->anchors, sample, strict, &f);
+		if (strict)
+			depot_count(p, &p->fallbacks);
 		if (rc < 0 && rc != -EIO)
 			break;
 		if (rc != 1 || (f.at == tried.at && !doubt)) {
@@ -3085,11 +3096,9 @@ static int sound_move(struct depot *p, struct handle *h, struct decoder *d, uint
 		rc = decoder_move(d, &f);
 		if (rc == 0)
 			rc = decoder_step(d);
-		doubt = rc == 0 && !strict && !frame_at(&h->stream, d->at, d->next);
+		doubt = rc == 0 && !strict && !frame_confirmed(&h->stream, d->at, d->next);
 		if (rc == 0 && !doubt) {
-			pthread_mutex_lock(&h->lock);
 			anchors_add(&h->anchors, (struct anchor){ f.sample, f.at, true });
-			pthread_mutex_unlock(&h->lock);
 			return 0;
 		}
 		if (rc != 0 && rc != -EIO)
@@ -3104,7 +3113,7 @@ static int sound_move(struct depot *p, struct handle *h, struct decoder *d, uint
 static uint64_t sound_behind(struct handle *h, uint64_t sample)
 {
 	struct frame f;
-	int rc = frame_locate(&h->stream, &h->anchors, &h->lock, sample, true, &f);
+	int rc = frame_locate(&h->stream, &h->anchors, sample, true, &f);
 	if (rc == 1)
 		return min_u64(f.sample + f.block, h->stream.samples);
 	return rc == 0 && f.sample > sample ? f.sample : h->stream.samples;
@@ -3153,11 +3162,8 @@ static int sound_decode(struct depot *p, struct handle *h, struct decoder *d, ui
 			return rc;
 		rc = sound_conceal(p, h, d);
 	}
-	if (rc == 0 && d->next < h->stream.samples) {
-		pthread_mutex_lock(&h->lock);
+	if (rc == 0 && d->next < h->stream.samples)
 		anchors_add(&h->anchors, (struct anchor){ d->next, d->at, true });
-		pthread_mutex_unlock(&h->lock);
-	}
 	return rc < 0 ? rc : 0;
 }
 
@@ -3169,7 +3175,8 @@ static int sound_read(struct depot *p, struct handle *h, uint8_t *dst, uint64_t 
 	ticket_take(&h->queue);
 	if (!h->learned) {
 		uint8_t window[1024];
-		struct search q = { .r = { .fd = h->fd, .buf = window, .room = sizeof window }, .left = 16 << 20 };
+		struct search q = { .r = { .fd = h->stream.fd, .buf = window, .room = sizeof window },
+			            .left = SEARCH_SPARE };
 		rc = stream_learn(&h->stream, &q);
 		h->learned = rc == 0;
 	}
@@ -3192,9 +3199,9 @@ static int tag_read(struct handle *h, uint8_t *dst, uint64_t from, uint64_t to, 
 	uint8_t head[8];
 	struct stat st;
 	int rc;
-	if (fstat(h->fd, &st) < 0)
+	if (fstat(h->stream.fd, &st) < 0)
 		return -errno;
-	rc = track_read(&t, h->fd, st.st_size);
+	rc = track_read(&t, h->stream.fd, st.st_size);
 	if (rc == 0) {
 		source = track_id3(&t);
 		memcpy(head, "ID3 ", 4);
@@ -3239,7 +3246,7 @@ static int handle_read(struct depot *p, struct handle *h, uint8_t *dst, uint64_t
 			rc = tag_read(h, out, from, to, c->len);
 			break;
 		case PIECE_SOURCE:
-			rc = fetch_picture(&h->fd, (uint64_t)c->source + from, out, (size_t)(to - from));
+			rc = fetch_bytes(&h->stream.fd, (uint64_t)c->source + from, out, (size_t)(to - from));
 			break;
 		}
 	}
@@ -3821,6 +3828,7 @@ static int listing_read(const struct fs *fs, struct listing *l, DIR *dir)
 	char path[PATH_MAX];
 	struct dirent *e;
 	struct stat st;
+	void *larger;
 	int rc = 0;
 	while (rc == 0 && (errno = 0, e = readdir(dir))) {
 		enum kind kind = KIND_OTHER;
@@ -3835,8 +3843,10 @@ static int listing_read(const struct fs *fs, struct listing *l, DIR *dir)
 				kind = kind_of(fs, &st, dirfd(dir), e->d_name, path);
 			}
 		}
-		rc = grow((void **)&l->entries, l->n, sizeof *l->entries);
+		larger = grow(l->entries, l->n, sizeof *l->entries);
+		rc = larger ? 0 : -ENOMEM;
 		if (rc == 0) {
+			l->entries = larger;
 			l->entries[l->n].kind = kind;
 			l->entries[l->n].source = strdup(e->d_name);
 			rc = l->entries[l->n].source ? 0 : -ENOMEM;
@@ -3907,11 +3917,10 @@ static int track_look(struct fs *fs, int fd, const struct identity *id, const ch
                       struct layout *l)
 {
 	uint8_t window[FRAME_WINDOW];
-	struct search q = { .r = { .fd = fd, .buf = window, .room = sizeof window } };
+	struct search q = { .r = { .fd = fd, .buf = window, .room = sizeof window }, .left = id->size + SEARCH_SPARE };
 	struct cached known;
 	int rc = track_read(t, fd, id->size);
 	*l = (struct layout){ 0 };
-	q.left = id->size + (16 << 20);
 	if (rc == 0 && t->stream.samples == 0 && t->stream.audio < t->stream.end) {
 		if (cache_get(&fs->cache, id, &known) && known.error == 0) {
 			t->stream.samples = known.samples;
@@ -4082,6 +4091,7 @@ static void handle_free(struct fs *fs, struct handle *h)
 	pthread_mutex_unlock(&fs->depot.lock);
 	ticket_destroy(&h->queue);
 	pthread_mutex_destroy(&h->lock);
+	pthread_mutex_destroy(&h->anchors.lock);
 	pthread_cond_destroy(&h->freed);
 	layout_free(&h->layout);
 	free(h->decoders);
@@ -4089,7 +4099,7 @@ static void handle_free(struct fs *fs, struct handle *h)
 	free(h);
 }
 
-/* A handle on the FLAC file `fd`, which it owns from then on if all goes well. */
+/* A handle on the FLAC file `fd`, which stays the caller's, to be closed after handle_free. */
 static int handle_open(struct fs *fs, int fd, const char *path, struct handle **out)
 {
 	struct handle *h = calloc(1, sizeof *h);
@@ -4098,7 +4108,6 @@ static int handle_open(struct fs *fs, int fd, const char *path, struct handle **
 	int rc;
 	if (!h)
 		return -ENOMEM;
-	h->fd = fd;
 	h->path = strdup(path);
 	h->decoders = calloc(fs->depot.per_handle, sizeof *h->decoders);
 	if (!h->path || !h->decoders || ticket_init(&h->queue) != 0) {
@@ -4108,6 +4117,7 @@ static int handle_open(struct fs *fs, int fd, const char *path, struct handle **
 		return -ENOMEM;
 	}
 	pthread_mutex_init(&h->lock, NULL);
+	pthread_mutex_init(&h->anchors.lock, NULL);
 	pthread_cond_init(&h->freed, NULL);
 	pthread_mutex_lock(&fs->depot.lock);
 	fs->depot.handles++;
@@ -4231,9 +4241,7 @@ static int fs_read_buf(const char *path, struct fuse_bufvec **out, size_t size, 
 	if (rc == 0 && size)
 		rc = handle_read(&fs->depot, o->handle, v->buf[0].mem, (uint64_t)at, size, fs->conceal);
 	if (rc) {
-		pthread_mutex_lock(&fs->depot.lock);
-		fs->depot.errors++;
-		pthread_mutex_unlock(&fs->depot.lock);
+		depot_count(&fs->depot, &fs->depot.errors);
 		free(v->buf[0].mem);
 		free(v);
 		return rc;
@@ -4745,11 +4753,14 @@ static void fs_setup(struct fs *fs, const struct options *o)
 static void write_stats(struct fs *fs)
 {
 	struct depot *p = &fs->depot;
+	char line[512];
 	pthread_mutex_lock(&p->lock);
-	log_line("stats threads=%u handles=%u decoders=%u reads=%" PRIu64 " hits=%" PRIu64 " seeks=%" PRIu64
+	snprintf(line, sizeof line,
+	         "stats threads=%u handles=%u decoders=%u reads=%" PRIu64 " hits=%" PRIu64 " seeks=%" PRIu64
 	         " errors=%" PRIu64 " fallbacks=%" PRIu64,
 	         fs->workers, p->handles, p->alive, p->reads, p->hits, p->seeks, p->errors, p->fallbacks);
 	pthread_mutex_unlock(&p->lock);
+	log_line("%s", line);
 }
 
 /* libfuse's own messages, once there is no stderr. */

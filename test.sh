@@ -2078,22 +2078,21 @@ int main(int argc, char **argv)
 			if (decoder_step(d) != 0)
 				return printf("%s: frame %zu does not decode\n", argv[f], n - 1), 1;
 		}
-		pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-		struct anchors used;
+		struct anchors used = { .lock = PTHREAD_MUTEX_INITIALIZER };
 		anchors_start(&used, &t.stream);
 		for (int i = 0; i < 300; i++) {
-			struct anchors fresh;
+			struct anchors fresh = { .lock = PTHREAD_MUTEX_INITIALIZER };
 			struct frame got;
 			size_t k = (size_t)rand() % n;
 			uint64_t next = k + 1 < n ? frames[k + 1].sample : t.stream.samples;
 			uint64_t target = frames[k].sample + (uint64_t)rand() % (next - frames[k].sample);
 			anchors_start(&fresh, &t.stream);
 			/* a claim may be wrong where the sound imitates headers; strict has the last word */
-			if (frame_locate(&t.stream, &fresh, &lock, target, true, &got) != 1 || got.at != frames[k].at || got.sample != frames[k].sample)
+			if (frame_locate(&t.stream, &fresh, target, true, &got) != 1 || got.at != frames[k].at || got.sample != frames[k].sample)
 				return printf("%s: strict: sample %" PRIu64 " found at %lld, is at %lld\n", argv[f], target, (long long)got.at, (long long)frames[k].at), 1;
 			if (strstr(argv[f], "false"))
 				continue;
-			if (frame_locate(&t.stream, &used, &lock, target, false, &got) != 1 || got.at != frames[k].at || got.sample != frames[k].sample)
+			if (frame_locate(&t.stream, &used, target, false, &got) != 1 || got.at != frames[k].at || got.sample != frames[k].sample)
 				return printf("%s: sample %" PRIu64 " found at %lld, is at %lld\n", argv[f], target, (long long)got.at, (long long)frames[k].at), 1;
 			checked++;
 		}
