@@ -35,8 +35,8 @@
  * background; start the pool; wait for a signal or the unmount; stop the pool; unmount; exit 0.
  *
  * THE FILE goes from leaves to main, so that each section needs only what stands above it:
- *     CONFIGURATION  LOG  AIFF  ID3 TAG  FLAC METADATA  LAYOUT  FRAMES  TICKET LOCK  DECODERS  CLAIMS
- *     HANDLES  SIZE CACHE  SOURCE TREE  NAMES  FUSE OPERATIONS  THREAD POOL  OPTIONS  MAIN
+ *     CONFIGURATION  LOG  AIFF  ID3 TAG  FLAC METADATA  LAYOUT  SIZE CACHE  FRAMES  TICKET LOCK  DECODERS
+ *     CLAIMS  HANDLES  SOURCE TREE  NAMES  FILES  FUSE OPERATIONS  THREAD POOL  OPTIONS  MAIN
  * AIFF, ID3 TAG, TICKET LOCK and THREAD POOL can be cut out and used elsewhere: each has its own
  * structs, no globals, and a banner that says what it needs.
  */
@@ -1408,11 +1408,13 @@ static uint64_t id3_pictures(struct id3_tag *t, struct id3_source *s, uint64_t t
 	uint64_t size = 0;
 	for (size_t i = 0; i < t->n_pictures; i++)
 		size += id3_picture_size(&t->pictures[i]);
-	while (size && text + size + ID3_PADDING + 1 > ID3_MAX) {
+	while (text + size + ID3_PADDING + 1 > ID3_MAX) {
 		struct id3_picture *largest = NULL;
 		for (size_t i = 0; i < t->n_pictures; i++)
 			if (!t->pictures[i].out && (!largest || t->pictures[i].size > largest->size))
 				largest = &t->pictures[i];
+		if (!largest)
+			break;
 		s->too_large = largest->out = true;
 		size -= id3_picture_size(largest);
 	}
@@ -1926,6 +1928,140 @@ static int layout_make(struct layout *l, struct track *t, bool foreign)
 	if (source.too_large)
 		t->why = "pictures left out: the tag would pass 256 MiB";
 	return 0;
+}
+
+/* ---- SIZE CACHE ------------------------------------------------------------------------------- */
+
+/* What stat needs to know of a FLAC file, by the identity of the file: the size of the AIFF, or the
+ * errno of one that cannot be shown. Bounded; a clock hand looks for an entry not used since it last
+ * came by. The lock is never held during I/O. */
+
+/* Source file as it was: equal as long as it is the same file with the same content. */
+struct identity {
+	uint64_t dev, ino;
+	int64_t size, mtime, ctime; /* times in nanoseconds since 1970 */
+};
+
+static int64_t nanoseconds(const struct timespec *t) { return (int64_t)t->tv_sec * NS_PER_S + t->tv_nsec; }
+
+static struct identity identity_of(const struct stat *st)
+{
+#ifdef __APPLE__
+	return (struct identity){ (uint64_t)st->st_dev, st->st_ino, st->st_size, nanoseconds(&st->st_mtimespec),
+		                  nanoseconds(&st->st_ctimespec) };
+#else
+	return (struct identity){ st->st_dev, st->st_ino, st->st_size, nanoseconds(&st->st_mtim),
+		                  nanoseconds(&st->st_ctim) };
+#endif
+}
+
+static bool identity_same(const struct identity *a, const struct identity *b)
+{
+	return a->dev == b->dev && a->ino == b->ino && a->size == b->size && a->mtime == b->mtime &&
+	       a->ctime == b->ctime;
+}
+
+/* Whether it was changed within the last clock tick: it could change again without a sign of it. */
+static bool identity_young(const struct identity *id)
+{
+	struct timespec now;
+	clock_gettime(CLOCK_REALTIME, &now);
+	return nanoseconds(&now) - id->ctime < NS_PER_S / 50;
+}
+
+struct cached {
+	struct identity id;
+	uint32_t form;    /* AIFF size - 8 */
+	uint32_t next;    /* in the bucket: index + 1, 0 ends it */
+	uint32_t samples; /* so that those of a track that does not say them are counted once */
+	int16_t error;    /* a negative errno, or 0 */
+	bool used;
+};
+
+struct cache {
+	pthread_mutex_t lock; /* guards all of this */
+	struct cached *entries;
+	uint32_t *buckets; /* index + 1 */
+	uint32_t room, n, hand;
+};
+
+static int cache_init(struct cache *c, unsigned room)
+{
+	*c = (struct cache){ .lock = PTHREAD_MUTEX_INITIALIZER, .room = room };
+	if (room == 0)
+		return 0;
+	c->entries = calloc(room, sizeof *c->entries);
+	c->buckets = calloc(room, sizeof *c->buckets);
+	return c->entries && c->buckets ? 0 : -ENOMEM;
+}
+
+static void cache_free(struct cache *c)
+{
+	free(c->entries);
+	free(c->buckets);
+}
+
+static uint32_t *cache_bucket(struct cache *c, const struct identity *id)
+{
+	uint64_t h = hash_bytes(HASH_START, id, sizeof *id);
+	return &c->buckets[(h ^ h >> 32) % c->room];
+}
+
+/* The entry, or null. The lock is the caller's. */
+static struct cached *cache_find(struct cache *c, const struct identity *id)
+{
+	if (c->room == 0)
+		return NULL;
+	for (uint32_t i = *cache_bucket(c, id); i; i = c->entries[i - 1].next)
+		if (identity_same(&c->entries[i - 1].id, id)) {
+			c->entries[i - 1].used = true;
+			return &c->entries[i - 1];
+		}
+	return NULL;
+}
+
+static bool cache_get(struct cache *c, const struct identity *id, struct cached *found)
+{
+	struct cached *e;
+	pthread_mutex_lock(&c->lock);
+	e = cache_find(c, id);
+	if (e)
+		*found = *e;
+	pthread_mutex_unlock(&c->lock);
+	return e != NULL;
+}
+
+/* A free entry, or one that has to make room for it. */
+static uint32_t cache_victim(struct cache *c)
+{
+	uint32_t *link;
+	if (c->n < c->room)
+		return c->n++;
+	while (c->entries[c->hand].used) {
+		c->entries[c->hand].used = false;
+		c->hand = (c->hand + 1) % c->room;
+	}
+	for (link = cache_bucket(c, &c->entries[c->hand].id); *link != c->hand + 1; link = &c->entries[*link - 1].next)
+		;
+	*link = c->entries[c->hand].next;
+	return c->hand;
+}
+
+/* Remembers `e`, unless it is too young. */
+static void cache_put(struct cache *c, const struct cached *e)
+{
+	uint32_t i, *bucket;
+	if (c->room == 0 || identity_young(&e->id))
+		return;
+	pthread_mutex_lock(&c->lock);
+	if (!cache_find(c, &e->id)) {
+		i = cache_victim(c);
+		bucket = cache_bucket(c, &e->id);
+		c->entries[i] = *e;
+		c->entries[i].next = *bucket;
+		*bucket = i + 1;
+	}
+	pthread_mutex_unlock(&c->lock);
 }
 
 /* ---- FRAMES ----------------------------------------------------------------------------------- */
@@ -2764,12 +2900,6 @@ static int decoder_step(struct decoder *d)
  * the decoder that it should have had is still there for the read that it overtook. One search, no
  * storm. */
 
-/* Source file as it was: equal as long as it is the same file with the same content. */
-struct identity {
-	uint64_t dev, ino;
-	int64_t size, mtime, ctime; /* times in nanoseconds since 1970 */
-};
-
 /* One open AIFF file. */
 struct handle {
 	char *path; /* for the log */
@@ -2989,31 +3119,69 @@ static void depot_forget(struct depot *p, struct handle *h)
 
 /* ---- HANDLES ---------------------------------------------------------------------------------- */
 
-static int64_t nanoseconds(const struct timespec *t) { return (int64_t)t->tv_sec * NS_PER_S + t->tv_nsec; }
+/* The file system. Constant once mounted, but for what locks itself. */
+struct fs {
+	int root;           /* descriptor of the source */
+	char *source;       /* its path, without symlinks */
+	char *mountpoint;   /* the same */
+	const char *hidden; /* the mountpoint below the source, or null; part of `mountpoint` */
+	int follow, conceal, no_foreign;
+	int stats; /* write the statistics at the end */
+	unsigned workers;
+	bool ready;     /* the kernel's first request has been answered */
+	bool as_caller; /* symlinks are followed with the caller's rights, not ours */
+	struct depot depot;
+	struct cache cache;
+	pthread_mutex_t opened_lock; /* guards: */
+	struct opened *opened;       /* all open files */
+	uint64_t shown[SHOWN];       /* by a hash of the path: of which file the kernel has pages */
+};
 
-static struct identity identity_of(const struct stat *st)
+/* What the metadata of the FLAC file at `fd` come to: the track, with its samples counted where it
+ * does not say them, and the layout. Both are to be freed, whatever comes out. */
+static int track_look(struct fs *fs, int fd, const struct identity *id, const char *path, struct track *t,
+                      struct layout *l)
 {
-#ifdef __APPLE__
-	return (struct identity){ (uint64_t)st->st_dev, st->st_ino, st->st_size, nanoseconds(&st->st_mtimespec),
-		                  nanoseconds(&st->st_ctimespec) };
-#else
-	return (struct identity){ st->st_dev, st->st_ino, st->st_size, nanoseconds(&st->st_mtim),
-		                  nanoseconds(&st->st_ctim) };
-#endif
+	uint8_t window[FRAME_WINDOW];
+	struct search q = { .r = { .fd = fd, .buf = window, .room = sizeof window }, .left = id->size + SEARCH_SPARE };
+	struct cached known;
+	int rc = track_read(t, fd, id->size);
+	*l = (struct layout){ 0 };
+	if (rc == 0 && t->stream.samples == 0 && t->stream.audio < t->stream.end) {
+		if (cache_get(&fs->cache, id, &known) && known.error == 0) {
+			t->stream.samples = known.samples;
+		} else {
+			rc = stream_learn(&t->stream, &q);
+			if (rc == 0)
+				rc = stream_count(&t->stream, &q, &t->stream.samples);
+			if (rc == 0 && t->stream.samples == 0) {
+				t->why = "no sound in it can be read";
+				rc = -EIO;
+			}
+		}
+	}
+	if (rc == 0)
+		rc = layout_make(l, t, !fs->no_foreign);
+	if (rc == 0 && t->n_chunks && !l->foreign && !fs->no_foreign)
+		log_problem(path, "foreign", "its foreign metadata are not those of one AIFF file, shown as usual");
+	if (t->broken && rc == 0)
+		log_problem(path, "broken", "some of its tags or pictures cannot be read");
+	if (t->why)
+		log_problem(path, t->why, "%s", t->why);
+	else if (rc)
+		log_problem(path, strerror(-rc), "%s", strerror(-rc));
+	return rc;
 }
 
-static bool identity_same(const struct identity *a, const struct identity *b)
+/* Remembers what track_look said, unless it was a passing trouble. */
+static void look_remember(struct fs *fs, const struct identity *id, int rc, const struct track *t,
+                          const struct layout *l)
 {
-	return a->dev == b->dev && a->ino == b->ino && a->size == b->size && a->mtime == b->mtime &&
-	       a->ctime == b->ctime;
-}
-
-/* Whether it was changed within the last clock tick: it could change again without a sign of it. */
-static bool identity_young(const struct identity *id)
-{
-	struct timespec now;
-	clock_gettime(CLOCK_REALTIME, &now);
-	return nanoseconds(&now) - id->ctime < NS_PER_S / 50;
+	struct cached e = {
+		.id = *id, .form = (uint32_t)(l->size - 8), .samples = (uint32_t)t->stream.samples, .error = (int16_t)rc
+	};
+	if (rc == 0 || t->why)
+		cache_put(&fs->cache, &e);
 }
 
 /* A hash of all that the tag is made of, but the pictures' data. */
@@ -3029,6 +3197,61 @@ static uint64_t track_tags(const struct track *t)
 		h = hash_bytes(h, &p->size, sizeof p->size);
 	}
 	return h;
+}
+
+static void handle_free(struct fs *fs, struct handle *h)
+{
+	depot_forget(&fs->depot, h);
+	pthread_mutex_lock(&fs->depot.lock);
+	fs->depot.handles--;
+	pthread_mutex_unlock(&fs->depot.lock);
+	ticket_destroy(&h->queue);
+	pthread_mutex_destroy(&h->lock);
+	pthread_mutex_destroy(&h->anchors.lock);
+	pthread_cond_destroy(&h->freed);
+	layout_free(&h->layout);
+	free(h->decoders);
+	free(h->path);
+	free(h);
+}
+
+/* A handle on the FLAC file `fd`, which stays the caller's, to be closed after handle_free. */
+static int handle_open(struct fs *fs, int fd, const char *path, struct handle **out)
+{
+	struct handle *h = calloc(1, sizeof *h);
+	struct track t;
+	struct stat st;
+	int rc;
+	if (!h)
+		return -ENOMEM;
+	h->path = strdup(path);
+	h->decoders = calloc(fs->depot.per_handle, sizeof *h->decoders);
+	if (!h->path || !h->decoders || ticket_init(&h->queue) != 0) {
+		free(h->path);
+		free(h->decoders);
+		free(h);
+		return -ENOMEM;
+	}
+	pthread_mutex_init(&h->lock, NULL);
+	pthread_mutex_init(&h->anchors.lock, NULL);
+	pthread_cond_init(&h->freed, NULL);
+	pthread_mutex_lock(&fs->depot.lock);
+	fs->depot.handles++;
+	pthread_mutex_unlock(&fs->depot.lock);
+	rc = fstat(fd, &st) < 0 ? -errno : 0;
+	if (rc == 0) {
+		h->identity = identity_of(&st);
+		rc = track_look(fs, fd, &h->identity, path, &t, &h->layout);
+		look_remember(fs, &h->identity, rc, &t, &h->layout);
+		h->stream = t.stream;
+		h->tags = track_tags(&t);
+		anchors_start(&h->anchors, &h->stream);
+		track_free(&t);
+	}
+	if (rc)
+		handle_free(fs, h);
+	*out = h;
+	return rc;
 }
 
 /* Whether what was read of the source just now is what the handle was opened on: 0, or -ESTALE. If
@@ -3073,39 +3296,38 @@ static int handle_check(struct handle *h)
 	return rc == -ENOMEM ? rc : -ESTALE;
 }
 
-/* Moves a decoder to the frame that holds `sample` and decodes that. When the frame found by the short
- * way does not come out right, the long way has the last word. */
-static int sound_move(struct depot *p, struct handle *h, struct decoder *d, uint64_t sample)
+/* Moves a decoder to the frame that holds `sample`, as the short way or a strict search finds it, and decodes
+ * that. 0; 1: it came out right, but nothing behind it confirms it; or a negative errno. */
+static int sound_try(struct handle *h, struct decoder *d, uint64_t sample, bool strict)
 {
-	struct frame f, tried = { .at = -1 };
-	int rc = 0;
+	struct frame f;
+	int rc = frame_locate(&h->stream, &h->anchors, sample, strict, &f);
+	if (rc != 1)
+		return rc < 0 ? rc : -EIO;
+	rc = decoder_move(d, &f);
+	if (rc == 0)
+		rc = decoder_step(d);
+	if (rc == 0 && !strict && !frame_confirmed(&h->stream, d->at, d->next))
+		return 1;
+	if (rc == 0)
+		anchors_add(&h->anchors, (struct anchor){ f.sample, f.at, true });
+	return rc;
+}
+
+/* The same, by whichever way it takes: the strict one has the last word. 0 or a negative errno. */
+static int sound_move(struct fs *fs, struct handle *h, struct decoder *d, uint64_t sample)
+{
+	int rc;
 	pthread_mutex_lock(&h->lock);
 	d->generation = h->generation;
 	pthread_mutex_unlock(&h->lock);
-	bool doubt = false; /* `tried` came out right, but nothing confirms it */
-	for (int strict = 0; strict < 2; strict++) {
-		rc = frame_locate(&h->stream, &h->anchors, sample, strict, &f);
-		if (strict)
-			depot_count(p, &p->fallbacks);
-		if (rc < 0 && rc != -EIO)
-			break;
-		if (rc != 1 || (f.at == tried.at && !doubt)) {
-			rc = -EIO;
-			continue;
-		}
-		rc = decoder_move(d, &f);
-		if (rc == 0)
-			rc = decoder_step(d);
-		doubt = rc == 0 && !strict && !frame_confirmed(&h->stream, d->at, d->next);
-		if (rc == 0 && !doubt) {
-			anchors_add(&h->anchors, (struct anchor){ f.sample, f.at, true });
-			return 0;
-		}
-		if (rc != 0 && rc != -EIO)
-			break;
-		tried = f;
+	rc = sound_try(h, d, sample, false);
+	if (rc == 1 || rc == -EIO) {
+		depot_count(&fs->depot, &fs->depot.fallbacks);
+		rc = sound_try(h, d, sample, true);
 	}
-	decoder_lose(d, sample);
+	if (rc)
+		decoder_lose(d, sample);
 	return rc;
 }
 
@@ -3120,25 +3342,24 @@ static uint64_t sound_behind(struct handle *h, uint64_t sample)
 }
 
 /* Decodes the next frame. One that does not come out right may be whole, behind something that is none. */
-static int sound_step(struct depot *p, struct handle *h, struct decoder *d)
+static int sound_step(struct fs *fs, struct handle *h, struct decoder *d)
 {
 	int rc = decoder_step(d);
-	return rc == -EIO ? sound_move(p, h, d, d->next) : rc;
+	return rc == -EIO ? sound_move(fs, h, d, d->next) : rc;
 }
 
 /* Silence for the damage at d->next, up to where the sound goes on. 1: all the rest of the read is silent. */
-static int sound_conceal(struct depot *p, struct handle *h, struct decoder *d)
+static int sound_conceal(struct fs *fs, struct handle *h, struct decoder *d)
 {
 	uint64_t unit = h->layout.unit, behind = sound_behind(h, d->next);
 	uint64_t gap = max_u64(d->next * unit, d->from), end = min_u64(behind * unit, d->to);
 	if (gap < end)
 		memset(d->dst + (gap - d->from), 0, (size_t)(end - gap));
-	return end == d->to ? 1 : sound_move(p, h, d, behind);
+	return end == d->to ? 1 : sound_move(fs, h, d, behind);
 }
 
 /* Decodes bytes [from, to) of the sound with a decoder that is claimed. */
-static int sound_decode(struct depot *p, struct handle *h, struct decoder *d, uint8_t *dst, uint64_t from, uint64_t to,
-                        bool conceal)
+static int sound_decode(struct fs *fs, struct handle *h, struct decoder *d, uint8_t *dst, uint64_t from, uint64_t to)
 {
 	int rc = 0;
 	bool moved;
@@ -3149,18 +3370,18 @@ static int sound_decode(struct depot *p, struct handle *h, struct decoder *d, ui
 	moved = d->generation != h->generation || !decoder_stands_at(d, from);
 	pthread_mutex_unlock(&h->lock);
 	if (moved)
-		rc = sound_move(p, h, d, from / h->layout.unit);
+		rc = sound_move(fs, h, d, from / h->layout.unit);
 	else
 		decoder_copy(d);
 	while (rc == -EIO || (rc == 0 && decoder_end(d) < to)) {
 		if (rc == 0) {
-			rc = sound_step(p, h, d);
+			rc = sound_step(fs, h, d);
 			continue;
 		}
 		log_problem(h->path, "damaged", "damaged at sample %" PRIu64, d->next);
-		if (!conceal)
+		if (!fs->conceal)
 			return rc;
-		rc = sound_conceal(p, h, d);
+		rc = sound_conceal(fs, h, d);
 	}
 	if (rc == 0 && d->next < h->stream.samples)
 		anchors_add(&h->anchors, (struct anchor){ d->next, d->at, true });
@@ -3168,7 +3389,7 @@ static int sound_decode(struct depot *p, struct handle *h, struct decoder *d, ui
 }
 
 /* Reads bytes [from, to) of the sound. */
-static int sound_read(struct depot *p, struct handle *h, uint8_t *dst, uint64_t from, uint64_t to, bool conceal)
+static int sound_read(struct fs *fs, struct handle *h, uint8_t *dst, uint64_t from, uint64_t to)
 {
 	struct decoder *d = NULL;
 	int rc = 0;
@@ -3181,12 +3402,12 @@ static int sound_read(struct depot *p, struct handle *h, uint8_t *dst, uint64_t 
 		h->learned = rc == 0;
 	}
 	if (rc == 0)
-		d = depot_claim(p, h, from, to);
+		d = depot_claim(&fs->depot, h, from, to);
 	ticket_pass(&h->queue);
 	if (!d)
 		return rc ? rc : -ENOMEM;
-	rc = sound_decode(p, h, d, dst, from, to, conceal);
-	depot_release(p, d);
+	rc = sound_decode(fs, h, d, dst, from, to);
+	depot_release(&fs->depot, d);
 	return rc;
 }
 
@@ -3216,7 +3437,7 @@ static int tag_read(struct handle *h, uint8_t *dst, uint64_t from, uint64_t to, 
 }
 
 /* Reads `n` bytes of the AIFF file at `at`, all of which exist. */
-static int handle_read(struct depot *p, struct handle *h, uint8_t *dst, uint64_t at, uint64_t n, bool conceal)
+static int handle_read(struct fs *fs, struct handle *h, uint8_t *dst, uint64_t at, uint64_t n)
 {
 	bool tag = false;
 	int rc = 0;
@@ -3236,7 +3457,7 @@ static int handle_read(struct depot *p, struct handle *h, uint8_t *dst, uint64_t
 			memcpy(out, header + from, (size_t)(to - from));
 			break;
 		case PIECE_SOUND:
-			rc = sound_read(p, h, out, from, to, conceal);
+			rc = sound_read(fs, h, out, from, to);
 			break;
 		case PIECE_ZERO:
 			memset(out, 0, (size_t)(to - from));
@@ -3262,107 +3483,6 @@ static int handle_read(struct depot *p, struct handle *h, uint8_t *dst, uint64_t
 	return rc;
 }
 
-/* ---- SIZE CACHE ------------------------------------------------------------------------------- */
-
-/* What stat needs to know of a FLAC file, by the identity of the file: the size of the AIFF, or the
- * errno of one that cannot be shown. Bounded; a clock hand looks for an entry not used since it last
- * came by. The lock is never held during I/O. */
-
-struct cached {
-	struct identity id;
-	uint32_t form;    /* AIFF size - 8 */
-	uint32_t next;    /* in the bucket: index + 1, 0 ends it */
-	uint32_t samples; /* so that those of a track that does not say them are counted once */
-	int16_t error;    /* a negative errno, or 0 */
-	bool used;
-};
-
-struct cache {
-	pthread_mutex_t lock; /* guards all of this */
-	struct cached *entries;
-	uint32_t *buckets; /* index + 1 */
-	uint32_t room, n, hand;
-};
-
-static int cache_init(struct cache *c, unsigned room)
-{
-	*c = (struct cache){ .lock = PTHREAD_MUTEX_INITIALIZER, .room = room };
-	if (room == 0)
-		return 0;
-	c->entries = calloc(room, sizeof *c->entries);
-	c->buckets = calloc(room, sizeof *c->buckets);
-	return c->entries && c->buckets ? 0 : -ENOMEM;
-}
-
-static void cache_free(struct cache *c)
-{
-	free(c->entries);
-	free(c->buckets);
-}
-
-static uint32_t *cache_bucket(struct cache *c, const struct identity *id)
-{
-	uint64_t h = hash_bytes(HASH_START, id, sizeof *id);
-	return &c->buckets[(h ^ h >> 32) % c->room];
-}
-
-/* The entry, or null. The lock is the caller's. */
-static struct cached *cache_find(struct cache *c, const struct identity *id)
-{
-	if (c->room == 0)
-		return NULL;
-	for (uint32_t i = *cache_bucket(c, id); i; i = c->entries[i - 1].next)
-		if (identity_same(&c->entries[i - 1].id, id)) {
-			c->entries[i - 1].used = true;
-			return &c->entries[i - 1];
-		}
-	return NULL;
-}
-
-static bool cache_get(struct cache *c, const struct identity *id, struct cached *found)
-{
-	struct cached *e;
-	pthread_mutex_lock(&c->lock);
-	e = cache_find(c, id);
-	if (e)
-		*found = *e;
-	pthread_mutex_unlock(&c->lock);
-	return e != NULL;
-}
-
-/* A free entry, or one that has to make room for it. */
-static uint32_t cache_victim(struct cache *c)
-{
-	uint32_t *link;
-	if (c->n < c->room)
-		return c->n++;
-	while (c->entries[c->hand].used) {
-		c->entries[c->hand].used = false;
-		c->hand = (c->hand + 1) % c->room;
-	}
-	for (link = cache_bucket(c, &c->entries[c->hand].id); *link != c->hand + 1; link = &c->entries[*link - 1].next)
-		;
-	*link = c->entries[c->hand].next;
-	return c->hand;
-}
-
-/* Remembers `e`, unless it is too young. */
-static void cache_put(struct cache *c, const struct cached *e)
-{
-	uint32_t i, *bucket;
-	if (c->room == 0 || identity_young(&e->id))
-		return;
-	pthread_mutex_lock(&c->lock);
-	if (!cache_find(c, &e->id)) {
-		i = cache_victim(c);
-		bucket = cache_bucket(c, &e->id);
-		c->entries[i] = *e;
-		c->entries[i].next = *bucket;
-		*bucket = i + 1;
-	}
-	pthread_mutex_unlock(&c->lock);
-}
-
 /* ---- SOURCE TREE ------------------------------------------------------------------------------ */
 
 /* Everything below the source is reached by path, relative to a descriptor of its root that was
@@ -3375,24 +3495,6 @@ static void cache_put(struct cache *c, const struct cached *e)
 #define OPEN_FILE (O_RDONLY | O_NONBLOCK | O_NOCTTY | O_NOFOLLOW | O_CLOEXEC)
 #define OPEN_DIR (O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)
 #define OPEN_PATH (O_PATH | O_NOFOLLOW | O_CLOEXEC)
-
-/* The file system. Constant once mounted, but for what locks itself. */
-struct fs {
-	int root;           /* descriptor of the source */
-	char *source;       /* its path, without symlinks */
-	char *mountpoint;   /* the same */
-	const char *hidden; /* the mountpoint below the source, or null; part of `mountpoint` */
-	int follow, conceal, no_foreign;
-	int stats; /* write the statistics at the end */
-	unsigned workers;
-	bool ready;     /* the kernel's first request has been answered */
-	bool as_caller; /* symlinks are followed with the caller's rights, not ours */
-	struct depot depot;
-	struct cache cache;
-	pthread_mutex_t opened_lock; /* guards: */
-	struct opened *opened;       /* all open files */
-	uint64_t shown[SHOWN];       /* by a hash of the path: of which file the kernel has pages */
-};
 
 /* Opens `path`, component by component, without following a symlink. */
 static int open_stepwise(int root, const char *path, int flags)
@@ -3868,7 +3970,9 @@ static int listing_read(const struct fs *fs, struct listing *l, DIR *dir)
 	return rc;
 }
 
-/* ---- FUSE OPERATIONS -------------------------------------------------------------------------- */
+/* ---- FILES ------------------------------------------------------------------------------------ */
+
+/* What is shown at a path: its attributes, where a symlink leads, and whose pages the kernel has of it. */
 
 /* What a path of the mount names in the source. */
 struct place {
@@ -3878,8 +3982,6 @@ struct place {
 	enum kind kind;
 	struct stat st; /* the source's */
 };
-
-static struct fs *fs_get(void) { return fuse_get_context()->private_data; }
 
 /* 0 or a negative errno; with 0 place->dir is open. */
 static int place_find(const struct fs *fs, const char *path, struct place *p)
@@ -3909,53 +4011,6 @@ static int place_find(const struct fs *fs, const char *path, struct place *p)
 	if (rc)
 		close(p->dir);
 	return rc;
-}
-
-/* What the metadata of the FLAC file at `fd` come to: the track, with its samples counted where it
- * does not say them, and the layout. Both are to be freed, whatever comes out. */
-static int track_look(struct fs *fs, int fd, const struct identity *id, const char *path, struct track *t,
-                      struct layout *l)
-{
-	uint8_t window[FRAME_WINDOW];
-	struct search q = { .r = { .fd = fd, .buf = window, .room = sizeof window }, .left = id->size + SEARCH_SPARE };
-	struct cached known;
-	int rc = track_read(t, fd, id->size);
-	*l = (struct layout){ 0 };
-	if (rc == 0 && t->stream.samples == 0 && t->stream.audio < t->stream.end) {
-		if (cache_get(&fs->cache, id, &known) && known.error == 0) {
-			t->stream.samples = known.samples;
-		} else {
-			rc = stream_learn(&t->stream, &q);
-			if (rc == 0)
-				rc = stream_count(&t->stream, &q, &t->stream.samples);
-			if (rc == 0 && t->stream.samples == 0) {
-				t->why = "no sound in it can be read";
-				rc = -EIO;
-			}
-		}
-	}
-	if (rc == 0)
-		rc = layout_make(l, t, !fs->no_foreign);
-	if (rc == 0 && t->n_chunks && !l->foreign && !fs->no_foreign)
-		log_problem(path, "foreign", "its foreign metadata are not those of one AIFF file, shown as usual");
-	if (t->broken && rc == 0)
-		log_problem(path, "broken", "some of its tags or pictures cannot be read");
-	if (t->why)
-		log_problem(path, t->why, "%s", t->why);
-	else if (rc)
-		log_problem(path, strerror(-rc), "%s", strerror(-rc));
-	return rc;
-}
-
-/* Remembers what track_look said, unless it was a passing trouble. */
-static void look_remember(struct fs *fs, const struct identity *id, int rc, const struct track *t,
-                          const struct layout *l)
-{
-	struct cached e = {
-		.id = *id, .form = (uint32_t)(l->size - 8), .samples = (uint32_t)t->stream.samples, .error = (int16_t)rc
-	};
-	if (rc == 0 || t->why)
-		cache_put(&fs->cache, &e);
 }
 
 /* Makes the attributes of a source file those of what is shown. */
@@ -3994,42 +4049,6 @@ static int attr_show(struct fs *fs, int dir, const char *name, const char *path,
 	return rc;
 }
 
-/* What fi->fh points at. */
-struct opened {
-	int fd;
-	struct handle *handle;    /* null: a file that is passed through */
-	uint64_t path;            /* a hash of the path it was opened by */
-	struct identity identity; /* of the source then */
-	struct opened *next;      /* guarded by fs.opened_lock */
-};
-
-static struct opened *opened_of(const struct fuse_file_info *fi) { return (struct opened *)(uintptr_t)fi->fh; }
-
-static int fs_getattr(const char *path, struct stat *st, struct fuse_file_info *fi)
-{
-	struct fs *fs = fs_get();
-	struct opened *o = fi ? opened_of(fi) : NULL;
-	struct place p;
-	int rc;
-	if (o) {
-		if (fstat(o->fd, st) < 0)
-			return -errno;
-		st->st_mode &= ~(mode_t)0222;
-		if (o->handle) {
-			st->st_size = (off_t)o->handle->layout.size;
-			st->st_blocks = (st->st_size + 511) / 512;
-		}
-		return 0;
-	}
-	rc = place_find(fs, path, &p);
-	if (rc)
-		return rc;
-	*st = p.st;
-	rc = attr_show(fs, p.dir, p.name, p.path, p.kind, st);
-	close(p.dir);
-	return rc;
-}
-
 /* A target that is shown under another name is named so: the base name of the file if that can be
  * found, else .flac becomes .aiff. */
 static void link_target(const struct fs *fs, const struct place *p, char *target, size_t room)
@@ -4063,80 +4082,14 @@ static void link_target(const struct fs *fs, const struct place *p, char *target
 		memcpy(target + n - EXT_LEN, AIFF_EXT, EXT_LEN);
 }
 
-static int fs_readlink(const char *path, char *out, size_t room)
-{
-	struct fs *fs = fs_get();
-	char target[PATH_MAX + NAME_MAX];
-	struct place p;
-	ssize_t n;
-	int rc = place_find(fs, path, &p);
-	if (rc)
-		return rc;
-	n = readlinkat(p.dir, p.name, target, PATH_MAX - 1);
-	rc = n < 0 ? -errno : 0;
-	if (rc == 0) {
-		target[n] = 0;
-		link_target(fs, &p, target, sizeof target);
-		snprintf(out, room, "%s", target);
-	}
-	close(p.dir);
-	return rc;
-}
-
-static void handle_free(struct fs *fs, struct handle *h)
-{
-	depot_forget(&fs->depot, h);
-	pthread_mutex_lock(&fs->depot.lock);
-	fs->depot.handles--;
-	pthread_mutex_unlock(&fs->depot.lock);
-	ticket_destroy(&h->queue);
-	pthread_mutex_destroy(&h->lock);
-	pthread_mutex_destroy(&h->anchors.lock);
-	pthread_cond_destroy(&h->freed);
-	layout_free(&h->layout);
-	free(h->decoders);
-	free(h->path);
-	free(h);
-}
-
-/* A handle on the FLAC file `fd`, which stays the caller's, to be closed after handle_free. */
-static int handle_open(struct fs *fs, int fd, const char *path, struct handle **out)
-{
-	struct handle *h = calloc(1, sizeof *h);
-	struct track t;
-	struct stat st;
-	int rc;
-	if (!h)
-		return -ENOMEM;
-	h->path = strdup(path);
-	h->decoders = calloc(fs->depot.per_handle, sizeof *h->decoders);
-	if (!h->path || !h->decoders || ticket_init(&h->queue) != 0) {
-		free(h->path);
-		free(h->decoders);
-		free(h);
-		return -ENOMEM;
-	}
-	pthread_mutex_init(&h->lock, NULL);
-	pthread_mutex_init(&h->anchors.lock, NULL);
-	pthread_cond_init(&h->freed, NULL);
-	pthread_mutex_lock(&fs->depot.lock);
-	fs->depot.handles++;
-	pthread_mutex_unlock(&fs->depot.lock);
-	rc = fstat(fd, &st) < 0 ? -errno : 0;
-	if (rc == 0) {
-		h->identity = identity_of(&st);
-		rc = track_look(fs, fd, &h->identity, path, &t, &h->layout);
-		look_remember(fs, &h->identity, rc, &t, &h->layout);
-		h->stream = t.stream;
-		h->tags = track_tags(&t);
-		anchors_start(&h->anchors, &h->stream);
-		track_free(&t);
-	}
-	if (rc)
-		handle_free(fs, h);
-	*out = h;
-	return rc;
-}
+/* What fi->fh points at. */
+struct opened {
+	int fd;
+	struct handle *handle;    /* null: a file that is passed through */
+	uint64_t path;            /* a hash of the path it was opened by */
+	struct identity identity; /* of the source then */
+	struct opened *next;      /* guarded by fs.opened_lock */
+};
 
 /* Enters `o` into the list of what is open, and says how the kernel has to treat its pages. It keeps one
  * set of them for a path, whatever file was found there, so:
@@ -4166,6 +4119,57 @@ static void opened_leave(struct fs *fs, struct opened *o)
 		at = &(*at)->next;
 	*at = o->next;
 	pthread_mutex_unlock(&fs->opened_lock);
+}
+
+/* ---- FUSE OPERATIONS -------------------------------------------------------------------------- */
+
+static struct fs *fs_get(void) { return fuse_get_context()->private_data; }
+
+static struct opened *opened_of(const struct fuse_file_info *fi) { return (struct opened *)(uintptr_t)fi->fh; }
+
+static int fs_getattr(const char *path, struct stat *st, struct fuse_file_info *fi)
+{
+	struct fs *fs = fs_get();
+	struct opened *o = fi ? opened_of(fi) : NULL;
+	struct place p;
+	int rc;
+	if (o) {
+		if (fstat(o->fd, st) < 0)
+			return -errno;
+		st->st_mode &= ~(mode_t)0222;
+		if (o->handle) {
+			st->st_size = (off_t)o->handle->layout.size;
+			st->st_blocks = (st->st_size + 511) / 512;
+		}
+		return 0;
+	}
+	rc = place_find(fs, path, &p);
+	if (rc)
+		return rc;
+	*st = p.st;
+	rc = attr_show(fs, p.dir, p.name, p.path, p.kind, st);
+	close(p.dir);
+	return rc;
+}
+
+static int fs_readlink(const char *path, char *out, size_t room)
+{
+	struct fs *fs = fs_get();
+	char target[PATH_MAX + NAME_MAX];
+	struct place p;
+	ssize_t n;
+	int rc = place_find(fs, path, &p);
+	if (rc)
+		return rc;
+	n = readlinkat(p.dir, p.name, target, PATH_MAX - 1);
+	rc = n < 0 ? -errno : 0;
+	if (rc == 0) {
+		target[n] = 0;
+		link_target(fs, &p, target, sizeof target);
+		snprintf(out, room, "%s", target);
+	}
+	close(p.dir);
+	return rc;
 }
 
 static int fs_open(const char *path, struct fuse_file_info *fi)
@@ -4239,7 +4243,7 @@ static int fs_read_buf(const char *path, struct fuse_bufvec **out, size_t size, 
 	v->buf[0].mem = malloc(size ? size : 1);
 	rc = v->buf[0].mem ? 0 : -ENOMEM;
 	if (rc == 0 && size)
-		rc = handle_read(&fs->depot, o->handle, v->buf[0].mem, (uint64_t)at, size, fs->conceal);
+		rc = handle_read(fs, o->handle, v->buf[0].mem, (uint64_t)at, size);
 	if (rc) {
 		depot_count(&fs->depot, &fs->depot.errors);
 		free(v->buf[0].mem);

@@ -4515,7 +4515,8 @@ size_t LLVMFuzzerCustomMutator(uint8_t *p, size_t n, size_t most, unsigned seed)
 
 static int read_once(struct handle *h, uint8_t *dst, uint64_t at, uint64_t n, bool conceal)
 {
-	int rc = handle_read(&fs.depot, h, dst, at, n, conceal);
+	fs.conceal = conceal;
+	int rc = handle_read(&fs, h, dst, at, n);
 	if (rc > 0 || rc < -200)
 		abort();
 	return rc;
