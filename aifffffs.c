@@ -18,18 +18,27 @@
  *            sound: take a ticket (TICKET LOCK), claim a decoder and let the next reader in (CLAIMS),
  *                   find the FLAC frame (FRAMES), decode it (DECODERS), pack it into the reply (AIFF)
  *
- * WHO OWNS WHAT. A handle (one open AIFF file) owns a descriptor of the FLAC file, the layout, the
- * table of FLAC frames it has seen, and its decoders. A decoder belongs to one handle for life and
- * to one worker while busy. A worker owns its request buffer. Nothing else outlives a request,
- * except the size cache and the set of log lines already written.
+ * WORDS. source: the tree that is shown. track: what the metadata of one FLAC file say. layout: which
+ * bytes of its AIFF file come from where. sample frame: one sample of each channel; "sample" alone is the
+ * number of one. FLAC frame: sample frames coded as a whole, often 4096. anchor: a FLAC frame whose place
+ * is known. handle: one open AIFF file. decoder: a libFLAC instance and where it stands. depot: all
+ * decoders. ticket: a place in the queue of a handle. claim: what makes a decoder one worker's until it is
+ * released. worker: a thread that serves requests. pool: all workers.
  *
- * LOCKS, in the order in which they may be taken; none is held during I/O or decoding, except the
- * first, which only readers of the same handle want, and the last, for tracks with huge tags:
- *     1. handle.queue   ticket lock: who may claim next
- *     2. depot.lock     which decoder is busy, idle or coming, of all handles
- *     3. handle.lock    the handle's frame table and what is known of the source's identity
- *     4. cache.lock, fs.opened_lock, log_state.lock: leaves
- *     large_comments    taken with none of the others held; only cache.lock and log_state.lock below it
+ * WHO OWNS WHAT. A handle owns its layout, the table of FLAC frames it has seen, and its decoders; the
+ * descriptor of its FLAC file is closed by whoever opened it. A decoder belongs to one handle for life and
+ * to one worker while busy. A worker owns its request buffer. What else outlives a request: the size cache,
+ * the list of open files and whose pages the kernel has (struct fs), the listing of an open directory, and
+ * the set of log lines already written.
+ *
+ * LOCKS. Who holds one may take those below it. None is held during I/O or decoding, but for the first,
+ * which only readers of the same handle want, and the last, which only files with huge tags want:
+ *     handle.queue     ticket lock: who may claim next
+ *     depot.lock       which decoder is busy or idle, of all handles; below the queue only
+ *     handle.lock      what is known of the source's identity
+ *     anchors.lock     the handle's table of FLAC frames
+ *     cache.lock, fs.opened_lock, log_state.lock, pool.lock: nothing is taken below them
+ *     large_comments   one track in memory; taken with no other held; anchors, cache and log below it
  *
  * FROM START TO END. Options; open the source; mount; answer the kernel's first request; go to the
  * background; start the pool; wait for a signal or the unmount; stop the pool; unmount; exit 0.
@@ -109,10 +118,10 @@
 #ifndef FRAME_WINDOW
 #define FRAME_WINDOW 32768 /* bytes searched for a FLAC frame at a time */
 #endif
-#define SHOWN 8192                 /* paths of which is known what the kernel has pages of */
+#define PAGE_OWNERS 8192           /* paths of which is known what the kernel has pages of */
 #define LARGE_COMMENTS (256 << 10) /* bytes of a VORBIS_COMMENT block, see large_comments */
 #define MAX_WORKERS 1024
-#define MAX_BLOCKS 16384 /* metadata blocks in a file; a sound one has about five */
+#define MAX_BLOCKS 16384 /* metadata blocks in a file; an intact one has about five */
 #define STOP_MS 500      /* how long leaving waits for workers that sit in a slow source */
 
 #define NS_PER_S INT64_C(1000000000)
@@ -1548,15 +1557,16 @@ struct stream {
 	unsigned bytes;                /* of a sample in AIFF */
 	uint64_t samples;              /* sample frames; 0 in STREAMINFO: not said */
 	uint32_t min_block, max_block; /* sample frames of a FLAC frame */
-	uint32_t max_frame;            /* bytes of a FLAC frame; 0: not said, and not to be relied on */
+	uint32_t max_frame;            /* bytes of a FLAC frame; 0: not said. If it lies, there is no jump */
 	off_t audio, end;              /* where the FLAC frames are: first byte, end of file */
 	struct extent seektable;
 	uint8_t info[34]; /* STREAMINFO as it is */
 	/* how FLAC frames are numbered; see stream_learn */
 	bool variable_bit; /* the blocking strategy bit of each header */
 	uint32_t fixed;    /* block size by which frame numbers count; 0: headers count samples */
-	bool any_form;     /* while counting: frames of other channels or depth count, too */
-	bool little;       /* the AIFF wants the sound little-endian */
+
+	bool any_form; /* while counting: frames of other channels or depth count, too */
+	bool little;   /* the AIFF wants the sound little-endian */
 };
 
 /* What the metadata blocks of a FLAC file say. */
@@ -1570,7 +1580,7 @@ struct track {
 	size_t n_chunks;
 	size_t descriptions; /* bytes of picture descriptions held */
 	bool large;          /* it holds large_comments */
-	bool broken;         /* a block's content is not what it should be; the sound is */
+	bool broken;         /* a block's content is not what it should be; the sound can be read */
 	const char *why;     /* what is wrong with the file, for the log */
 };
 
@@ -2070,15 +2080,18 @@ static void cache_put(struct cache *c, const struct cached *e)
  *
  * A header is a sync code, reserved bits, fields that have to fit the stream, a number that has to
  * lie between those of the neighbours known, and a CRC-8. Sound can look like that by chance or by
- * intent, so what is found here is a claim: the decoder checks the number and the CRC-16 of the
+ * intent, so what is found here is a guess: the decoder checks the number and the CRC-16 of the
  * frame that comes out, and asks again with `strict` when they are wrong.
  *
- * Two ways, and what they rest on:
- *     jump  guess by interpolation between two known frames. Needs numbers that grow with the
- *           offset over the whole file; frame_survey() looks whether they do. A file with something
- *           behind its frames (another FLAC file, say) fails there, and is only ever walked.
+ * Three ways, and what they rest on:
  *     walk  from a frame known to the next, and on. Strict: the CRC-16 over all of the frame has to
- *           be right where the next one begins. */
+ *           be right where the next one begins.
+ *     hint  a place in the SEEKTABLE, if a header with that number is there.
+ *     jump  guess by interpolation between two known frames. Needs numbers that grow with the
+ *           offset over the whole file; frame_survey() looks whether they do: the file is tidy. One with
+ *           something behind its frames (another FLAC file, say) is not, and is only ever walked.
+ * Frames found are kept as anchors, to start from. One is sure if a decoder or a strict walk has confirmed it,
+ * and a strict walk starts from those only. */
 
 #define HEADER_MAX 16 /* bytes of the longest frame header */
 #define UNKNOWN UINT64_MAX
@@ -2244,9 +2257,10 @@ static int frame_crc(struct search *q, off_t at, off_t to, uint16_t *crc)
 	return 0;
 }
 
-/* The frame that follows *f: the one whose number is next, else (frames are missing) the first with
- * a later one. Strict: see above. Behind the start of another file only a right CRC counts: then that was
- * no file, but sound. 1, 0 where there is none, or a negative errno. */
+/* The frame that follows *f: the one whose number is next (`want`), else, where frames are missing, the first with
+ * a later one (`other`). `bound` is how far a frame can reach; `crc` is summed from the header of *f up to
+ * `crc_at`, through what only looks like a header, so that each byte is summed once. Behind the start of another
+ * file only a right CRC counts: then that was no file, but sound. 1, 0 where there is none, or a negative errno. */
 static int frame_next(const struct stream *s, struct search *q, struct frame *f, bool strict)
 {
 	uint64_t want = f->sample + f->block;
@@ -2309,12 +2323,13 @@ static int stream_learn(struct stream *s, struct search *q)
 			return rc;
 		s->fixed = rc == 1 && second.sample == first.block ? 0 : first.block;
 	} else if (!s->variable_bit) {
+		/* a frame that is the first and the last may be short */
 		s->fixed = s->samples && first.block >= s->samples ? s->max_block : first.block;
 	}
 	return 0;
 }
 
-/* Where [a, b] are frames of one stream: bytes between them fit the samples between them. */
+/* Whether a and b can be frames of one stream: the bytes between them fit the samples between them. */
 static bool frame_plausible(const struct stream *s, uint64_t sample_a, off_t at_a, uint64_t sample_b, off_t at_b)
 {
 	uint64_t bytes, blocks, most;
@@ -2438,7 +2453,8 @@ static off_t bytes_of(const struct stream *s, uint64_t samples)
 
 /* Whether the numbers grow from the file's first byte to its last, as a jump needs it. Looks at the end, at
  * twice as far from it, and so on up to the middle, and from the start likewise: where a second stream
- * begins, however long it is, numbers start anew, and one of these places tells. 1, 0 or a negative errno. */
+ * begins, however long it is, numbers start anew, and one of these places tells. 1, 0 or a negative errno; with 1,
+ * *last is the last frame, and *middle the one nearest to the middle. */
 static int frame_survey(const struct stream *s, struct search *q, struct anchor *middle, struct anchor *last)
 {
 	off_t half = (s->end - s->audio) / 2;
@@ -2549,8 +2565,8 @@ static int frame_walk(const struct stream *s, struct search *q, struct anchors *
 	return f->sample <= target;
 }
 
-/* Whether the frame that begins with `sample` is at `at`, or the sound ends there. A whole frame hidden in
- * the sound of another is not followed by the next. */
+/* Whether the frame that begins with `sample` is at `at`, or the sound ends there. A whole frame that
+ * lies in another's data, by chance or intent, is not followed by the next number. */
 static bool frame_confirmed(const struct stream *s, off_t at, uint64_t sample)
 {
 	uint8_t p[HEADER_MAX] = { 0 };
@@ -2650,7 +2666,7 @@ static void ticket_pass(struct ticket_lock *t)
 {
 	pthread_mutex_lock(&t->lock);
 	t->serving++;
-	pthread_cond_broadcast(&t->bed[t->serving % TICKET_BEDS]);
+	pthread_cond_broadcast(&t->bed[t->serving % TICKET_BEDS]); /* several numbers share a bed */
 	pthread_mutex_unlock(&t->lock);
 }
 
@@ -2686,8 +2702,8 @@ struct decoder {
 	FLAC__StreamDecoder *flac;
 	uint8_t head[STREAM_HEAD];
 	size_t head_read; /* bytes of the head that libFLAC has */
-	off_t fed;        /* the source from here on it has not */
-	off_t limit;      /* nor does it get what lies behind here */
+	off_t fed;        /* offset in the FLAC file of the next byte that libFLAC gets */
+	off_t limit;      /* where it is told that the file ends: see decoder_step */
 	off_t at;         /* offset of the next frame, */
 	uint64_t next;    /* and the sample frame at which it begins */
 	bool lost;        /* it stands nowhere: it has to be moved */
@@ -2810,7 +2826,7 @@ static struct decoder *decoder_new(const struct stream *s)
 		return NULL;
 	d->s = s;
 	d->at = d->fed = d->limit = s->audio;
-	memcpy(d->head, "fLaC\x80\0\0\x22", 8);
+	memcpy(d->head, "fLaC\x80\0\0\x22", 8); /* the last metadata block, STREAMINFO, 34 bytes */
 	memcpy(d->head + 8, s->info, sizeof s->info);
 	put_u16(d->head + 8, s->fixed ? s->fixed : 16);
 	put_u16(d->head + 10, s->fixed ? s->fixed : 65535);
@@ -2853,8 +2869,9 @@ static void decoder_lose(struct decoder *d, uint64_t sample)
 	d->next = sample;
 }
 
-/* Decodes the next frame. 0, -EIO for damage (the decoder is then lost), or another negative errno.
- * This is the only place that makes libFLAC's states into errnos. */
+/* Decodes the next frame; what of it lies in [from, to) goes to dst, all three set by the caller. 0, -EIO for
+ * damage (the decoder is then lost), or another negative errno. This is the only place that makes libFLAC's
+ * states into errnos. The limit is there for a damaged frame: libFLAC would search the whole file for the next. */
 static int decoder_step(struct decoder *d)
 {
 	uint64_t at, next = d->next;
@@ -2904,9 +2921,9 @@ static int decoder_step(struct decoder *d)
 struct handle {
 	char *path; /* for the log */
 	struct layout layout;
-	struct ticket_lock queue; /* who may claim next; its holder may set: */
-	struct stream stream;
-	bool learned; /* stream_learn has been called */
+	struct ticket_lock queue; /* who may claim next */
+	struct stream stream;     /* constant, once the first holder of a ticket has learned how frames are numbered */
+	bool learned;             /* it has; the holder's */
 
 	struct anchors anchors;
 	pthread_mutex_t lock;     /* guards: */
@@ -2925,13 +2942,16 @@ struct handle {
 
 /* All decoders. */
 struct depot {
-	pthread_mutex_t lock; /* guards all of this, and what handles and decoders say of it */
-	unsigned cpus;        /* how many may decode at once */
-	unsigned per_handle;  /* most decoders of one handle */
-	unsigned idle_max;    /* most idle decoders */
-	unsigned idle, busy, alive, handles;
+	pthread_mutex_t lock;       /* guards all of this, and what handles and decoders say of it */
+	unsigned cpus;              /* how many may decode at once */
+	unsigned per_handle;        /* most decoders of one handle */
+	unsigned idle_max;          /* most idle decoders */
+	unsigned idle, busy, alive; /* decoders now */
+	unsigned handles;
 	struct decoder *newest, *oldest; /* idle ones */
 	struct handle *waiting;          /* handles whose ticket holder waits, first come first */
+	/* reads of sound; of these, with a decoder that stood there, or that had to be moved; reads of any kind that
+	 * failed; strict searches */
 	uint64_t reads, hits, seeks, errors, fallbacks;
 };
 
@@ -2959,7 +2979,7 @@ static void depot_link_idle(struct depot *p, struct decoder *d)
 	p->idle++;
 }
 
-/* Takes it off its handle; it is the caller's to free, without the lock. */
+/* Takes it off its handle; it is the caller's to free, once the lock is not held. */
 static void depot_remove(struct depot *p, struct decoder *d)
 {
 	struct handle *h = d->handle;
@@ -3129,12 +3149,12 @@ struct fs {
 	int stats; /* write the statistics at the end */
 	unsigned workers;
 	bool ready;     /* the kernel's first request has been answered */
-	bool as_caller; /* symlinks are followed with the caller's rights, not ours */
+	bool as_caller; /* what is opened is opened with the caller's rights, not ours */
 	struct depot depot;
 	struct cache cache;
-	pthread_mutex_t opened_lock; /* guards: */
-	struct opened *opened;       /* all open files */
-	uint64_t shown[SHOWN];       /* by a hash of the path: of which file the kernel has pages */
+	pthread_mutex_t opened_lock;      /* guards: */
+	struct opened *opened;            /* all open files */
+	uint64_t page_owner[PAGE_OWNERS]; /* by a hash of the path: of which file the kernel has pages */
 };
 
 /* What the metadata of the FLAC file at `fd` come to: the track, with its samples counted where it
@@ -3265,6 +3285,7 @@ static int handle_check(struct handle *h)
 	struct track t;
 	struct stat st;
 	bool same, same_content;
+	uint64_t tags = 0;
 	int rc;
 	if (fstat(h->stream.fd, &st) < 0)
 		return -errno;
@@ -3276,24 +3297,25 @@ static int handle_check(struct handle *h)
 	if (same)
 		return 0;
 	rc = track_read(&t, h->stream.fd, st.st_size);
+	if (rc == 0)
+		tags = track_tags(&t);
+	track_free(&t);
 	if (rc == 0 &&
 	    (memcmp(t.stream.info, h->stream.info, sizeof t.stream.info) != 0 || t.stream.audio != h->stream.audio ||
 	     (!same_content && (h->layout.foreign || memcmp(t.stream.info + 18, no_md5, 16) == 0))))
 		rc = -EIO;
-	if (rc == 0) {
-		pthread_mutex_lock(&h->lock);
-		if (!identity_young(&now)) /* else look again next time */
-			h->identity = now;
-		h->retagged |= h->tags != track_tags(&t);
-		h->generation += !same_content;
-		anchors_start(&h->anchors, &h->stream);
-		pthread_mutex_unlock(&h->lock);
+	if (rc) {
+		log_problem(h->path, "changed", "changed while it was open");
+		return rc == -ENOMEM ? rc : -ESTALE;
 	}
-	track_free(&t);
-	if (rc == 0)
-		return 0;
-	log_problem(h->path, "changed", "changed while it was open");
-	return rc == -ENOMEM ? rc : -ESTALE;
+	pthread_mutex_lock(&h->lock);
+	if (!identity_young(&now)) /* else look again next time */
+		h->identity = now;
+	h->retagged |= h->tags != tags;
+	h->generation += !same_content;
+	anchors_start(&h->anchors, &h->stream);
+	pthread_mutex_unlock(&h->lock);
+	return 0;
 }
 
 /* Moves a decoder to the frame that holds `sample`, as the short way or a strict search finds it, and decodes
@@ -3496,7 +3518,8 @@ static int handle_read(struct fs *fs, struct handle *h, uint8_t *dst, uint64_t a
 #define OPEN_DIR (O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)
 #define OPEN_PATH (O_PATH | O_NOFOLLOW | O_CLOEXEC)
 
-/* Opens `path`, component by component, without following a symlink. */
+/* Opens `path`, component by component. No symlink is followed: one at the end is -ELOOP, or is opened itself with
+ * OPEN_PATH. A descriptor or a negative errno. */
 static int open_stepwise(int root, const char *path, int flags)
 {
 	char name[NAME_MAX + 1];
@@ -3684,8 +3707,8 @@ static int open_followed(const struct fs *fs, const char *path, int flags)
 	return open_resolved(fs, resolved, flags);
 }
 
-/* Opens a path relative to the source. Symlinks, where they are followed, are so with the caller's rights;
- * `as_caller` says that the first steps are, too. A descriptor or a negative errno. */
+/* Opens a path relative to the source. What lies behind a symlink is opened with the caller's rights, and all of
+ * it if `as_caller`. A descriptor or a negative errno. */
 static int source_open(const struct fs *fs, const char *path, int flags, bool as_caller)
 {
 	const char *start = *path ? path : ".";
@@ -3841,7 +3864,7 @@ static bool flac_link(const struct fs *fs, int dir, const char *name, const char
 	target[n] = 0;
 	if (!flac_name(target))
 		return false;
-	fd = open_followed(fs, path, O_PATH | O_CLOEXEC);
+	fd = open_followed(fs, path, O_PATH | O_CLOEXEC); /* with our rights: only to learn whether it is a directory */
 	if (fd >= 0) {
 		directory = fstat(fd, &st) == 0 && S_ISDIR(st.st_mode);
 		close(fd);
@@ -4029,7 +4052,7 @@ static int attr_show(struct fs *fs, int dir, const char *name, const char *path,
 		struct track t;
 		struct layout l;
 		struct stat now;
-		fd = open_plain(dir, name, OPEN_FILE);
+		fd = open_plain(dir, name, OPEN_FILE); /* no path to walk, as long as it is no symlink */
 		if (fd == -ELOOP)
 			fd = source_open(fs, path, OPEN_FILE, false);
 		if (fd < 0)
@@ -4099,13 +4122,14 @@ struct opened {
  * A file changed within the last clock tick could change again without a sign of it. */
 static void opened_enter(struct fs *fs, struct opened *o, bool *direct, bool *keep)
 {
-	uint64_t *shown = &fs->shown[o->path % SHOWN], now = hash_bytes(o->path, &o->identity, sizeof o->identity) | 1;
+	uint64_t *owner = &fs->page_owner[o->path % PAGE_OWNERS],
+		 now = hash_bytes(o->path, &o->identity, sizeof o->identity) | 1;
 	*direct = false;
 	pthread_mutex_lock(&fs->opened_lock);
 	for (struct opened *other = fs->opened; other; other = other->next)
 		*direct |= other->path == o->path && !identity_same(&other->identity, &o->identity);
-	*keep = !*direct && *shown == now;
-	*shown = *direct || identity_young(&o->identity) ? 0 : now;
+	*keep = !*direct && *owner == now;
+	*owner = *direct || identity_young(&o->identity) ? 0 : now;
 	o->next = fs->opened;
 	fs->opened = o;
 	pthread_mutex_unlock(&fs->opened_lock);
@@ -4122,6 +4146,21 @@ static void opened_leave(struct fs *fs, struct opened *o)
 }
 
 /* ---- FUSE OPERATIONS -------------------------------------------------------------------------- */
+
+/* WHAT FUSE IS, as far as this file needs it. The kernel turns a system call on the mount into a request and queues
+ * it on /dev/fuse. A worker (THREAD POOL) takes it; libfuse decodes it and calls one function below, on that
+ * thread; what it returns, 0 or a negative errno, is the answer. Requests run on all workers at once, in no promised
+ * order, and a function that blocks keeps only its own worker and its own caller.
+ *
+ * The kernel names files by numbers; libfuse keeps the table from these to paths, so a function gets a path from the
+ * mount's root: "/a/x.aiff". There is no look-up function: libfuse calls getattr for each component.
+ *
+ * What fs_open leaves in fi->fh comes back with each later request on that open file. fs_release comes once, after
+ * the last of them has been answered, so a read may use its handle without a lock or a count. The same with opendir,
+ * readdir, releasedir and a listing.
+ *
+ * The kernel believes names and attributes for a second (libfuse's default), and pages as opened_enter says.
+ * fuse_get_context() is about the request: private_data is what fuse_new was given; uid and gid are who asks. */
 
 static struct fs *fs_get(void) { return fuse_get_context()->private_data; }
 
@@ -4355,13 +4394,13 @@ static void *fs_init(struct fuse_conn_info *conn, struct fuse_config *cfg)
 		conn->max_background = fs->workers - fs->workers / 4;
 	conn->want &= ~(unsigned)FUSE_CAP_SPLICE_READ;      /* requests are to arrive in memory */
 	conn->want &= ~(unsigned)FUSE_CAP_READDIRPLUS_AUTO; /* who lists a library wants sizes */
-	cfg->use_ino = 1;
-	cfg->nullpath_ok = 1;
+	cfg->use_ino = 1;                                   /* programs see the source's st_ino */
+	cfg->nullpath_ok = 1; /* whoever has fi->fh gets no path, and libfuse need not make one */
 	fs->ready = true;
 	return fs;
 }
 
-/* Answers as if it were not there, but libfuse would not free the handle then. */
+/* Answers as if it were not there, but libfuse would not free the poll handle then. */
 static int fs_poll(const char *path, struct fuse_file_info *fi, struct fuse_pollhandle *ph, unsigned *events)
 {
 	(void)path;
@@ -4372,6 +4411,7 @@ static int fs_poll(const char *path, struct fuse_file_info *fi, struct fuse_poll
 	return -ENOSYS;
 }
 
+/* All else is not there, or is not allowed on a read-only mount: the kernel and libfuse say so. */
 static const struct fuse_operations fs_operations = {
 	.init = fs_init,
 	.getattr = fs_getattr,
@@ -4393,7 +4433,10 @@ static const struct fuse_operations fs_operations = {
  * A fixed number of workers that serve a FUSE session: made once, joined at the end, none started or
  * ended in between (libfuse's own loop makes and ends threads as load comes and goes). Each owns its
  * request buffer. It may be cancelled only while it waits for a request, so that a request once begun
- * is always answered. */
+ * is always answered.
+ *
+ * The caller blocks a signal, gives it to pool_start and waits for it with sigwait: it comes when the workers have
+ * left by themselves. struct pool has to outlive the workers, after -ETIMEDOUT too. */
 
 struct pool;
 
