@@ -1638,9 +1638,11 @@ static int read_comments(struct track *t, struct reader *r, struct extent block)
 	t->comments = malloc(block.len);
 	if (!t->comments)
 		return -ENOMEM;
-	t->comments_len = block.len;
 	rc = reader_copy(r, block.at, t->comments, block.len);
-	return rc > 0 ? -EIO : rc;
+	if (rc)
+		return rc < 0 ? rc : -EIO;
+	t->comments_len = block.len;
+	return 0;
 }
 
 /* The window on the file, and where a block begins in it. */

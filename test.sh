@@ -460,7 +460,7 @@ section_sound() {
   sound_matches c16 16 6 48000 20011
   sound_matches one 16 2 44100 1
   sound_matches r8 8 1 1 4411
-  tune 16 2 44100 1 | head -c 0 | flac_of 16 2 44100 "$work/sound/none.flac"
+  flac_of 16 2 44100 "$work/sound/none.flac" </dev/null
   bare "$work/sound/none.flac"
   start "$work/sound" || return
   for f in "$work"/sound/*.flac; do
