@@ -119,6 +119,7 @@
 #define FRAME_WINDOW 32768 /* bytes searched for a FLAC frame at a time */
 #endif
 #define PAGE_OWNERS 8192           /* paths of which is known what the kernel has pages of */
+#define LARGE_FRAME (256 << 10)    /* bytes of sound in a FLAC frame; a decoder takes ten times that */
 #define LARGE_COMMENTS (256 << 10) /* bytes of a VORBIS_COMMENT block, see large_comments */
 #define MAX_WORKERS 1024
 #define MAX_BLOCKS 16384 /* metadata blocks in a file; an intact one has about five */
@@ -1973,7 +1974,8 @@ static bool identity_same(const struct identity *a, const struct identity *b)
 	       a->ctime == b->ctime;
 }
 
-/* Whether it was changed within the last clock tick: it could change again without a sign of it. */
+/* Whether it was changed within the last clock tick: it could change again without a sign of it. To be asked right
+ * when the identity is taken, before anything is read. */
 static bool identity_young(const struct identity *id)
 {
 	struct timespec now;
@@ -2046,24 +2048,26 @@ static bool cache_get(struct cache *c, const struct identity *id, struct cached 
 /* A free entry, or one that has to make room for it. */
 static uint32_t cache_victim(struct cache *c)
 {
-	uint32_t *link;
+	uint32_t *link, victim;
 	if (c->n < c->room)
 		return c->n++;
 	while (c->entries[c->hand].used) {
 		c->entries[c->hand].used = false;
 		c->hand = (c->hand + 1) % c->room;
 	}
-	for (link = cache_bucket(c, &c->entries[c->hand].id); *link != c->hand + 1; link = &c->entries[*link - 1].next)
+	victim = c->hand;
+	c->hand = (c->hand + 1) % c->room;
+	for (link = cache_bucket(c, &c->entries[victim].id); *link != victim + 1; link = &c->entries[*link - 1].next)
 		;
-	*link = c->entries[c->hand].next;
-	return c->hand;
+	*link = c->entries[victim].next;
+	return victim;
 }
 
-/* Remembers `e`, unless it is too young. */
+/* Remembers `e`. */
 static void cache_put(struct cache *c, const struct cached *e)
 {
 	uint32_t i, *bucket;
-	if (c->room == 0 || identity_young(&e->id))
+	if (c->room == 0)
 		return;
 	pthread_mutex_lock(&c->lock);
 	if (!cache_find(c, &e->id)) {
@@ -2097,7 +2101,8 @@ static void cache_put(struct cache *c, const struct cached *e)
 
 #define HEADER_MAX 16 /* bytes of the longest frame header */
 #define UNKNOWN UINT64_MAX
-#define SEARCH_SPARE (16 << 20) /* bytes that a search may look at beyond one pass over the file */
+#define MAX_UNCOUNTED (UINT64_C(8) << 30) /* bytes of FLAC frames; what fits into AIFF takes half of that */
+#define SEARCH_SPARE (16 << 20)           /* bytes that a search may look at beyond one pass over the file */
 
 /* A search for frames: its window, and how many bytes it may still look at. A sound file is walked
  * in one pass; one that was made to be walked again and again is given up. */
@@ -2194,6 +2199,14 @@ static uint64_t frame_bound(const struct stream *s, uint64_t block)
 	return 1024 + 2 * block * s->channels * (s->bits + 1) / 8;
 }
 
+/* Brings the end of the file near to where the frames can end, though each had one sample frame, with some space for
+ * what is none of them: behind that may be a hole of terabytes, which is searched in vain. */
+static void stream_bound(struct stream *s)
+{
+	uint64_t most = frame_bound(s, s->samples) + 24 * s->samples + SEARCH_SPARE;
+	s->end = s->audio + (off_t)min_u64((uint64_t)(s->end - s->audio), most);
+}
+
 /* Notes where another FLAC file begins in [at, at + n): "fLaC" and STREAMINFO. Its frames have numbers like
  * ours, but are not of this stream. */
 static void search_file(const struct stream *s, struct search *q, off_t at, size_t n)
@@ -2201,6 +2214,8 @@ static void search_file(const struct stream *s, struct search *q, off_t at, size
 	while (n > 0 && !q->file_at) {
 		size_t got, skip;
 		const uint8_t *p = reader_at(&q->r, at, min_u64(8, (uint64_t)(s->end - at)), &got), *f;
+		if (got == 0)
+			return; /* an error, or the file is shorter now: frame_search meets it, too */
 		f = memchr(p, 'f', min_u64(got, n));
 		skip = f ? (size_t)(f - p) : min_u64(got, n);
 		at += (off_t)skip;
@@ -2326,7 +2341,8 @@ static int stream_learn(struct stream *s, struct search *q)
 		s->fixed = rc == 1 && second.sample == first.block ? 0 : first.block;
 	} else if (!s->variable_bit) {
 		/* a frame that is the first and the last may be short */
-		s->fixed = s->samples && first.block >= s->samples ? s->max_block : first.block;
+		s->fixed = s->samples && first.block >= s->samples ? (uint32_t)max_u64(first.block, s->max_block)
+		                                                   : first.block;
 	}
 	return 0;
 }
@@ -2930,6 +2946,7 @@ struct handle {
 	struct anchors anchors;
 	pthread_mutex_t lock;     /* guards: */
 	struct identity identity; /* of the source, when last found to be good */
+	bool young;               /* it was, then: nothing may be concluded from it */
 	uint64_t tags;            /* a hash of its tags */
 	unsigned generation;      /* how often the source has changed without harm */
 	bool retagged;            /* the source has other tags now */
@@ -3099,22 +3116,26 @@ static struct decoder *depot_claim(struct depot *p, struct handle *h, uint64_t f
 	return d;
 }
 
-/* The read is done; the decoder stays where it stands. Idle ones beyond the limit are freed. */
+/* The read is done; the decoder stays where it stands. Idle ones beyond the limit are freed, and of those that
+ * take megabytes only a few are kept. */
 static void depot_release(struct depot *p, struct decoder *d)
 {
 	struct decoder *surplus = NULL;
+	struct handle *h = d->handle;
+	bool large;
 	pthread_mutex_lock(&p->lock);
 	d->busy = false;
 	d->used = p->reads;
 	p->busy--;
 	depot_link_idle(p, d);
-	if (p->idle > p->idle_max) {
-		surplus = p->oldest;
+	large = max_u64(d->kept_room, d->s->fixed * stream_frame_bytes(d->s)) > LARGE_FRAME;
+	if (p->idle > (large ? p->per_handle : p->idle_max)) {
+		surplus = large ? d : p->oldest;
 		depot_unlink_idle(p, surplus);
 		depot_remove(p, surplus);
 	}
-	if (d->handle->waiting)
-		depot_wake(p, d->handle);
+	if (h->waiting)
+		depot_wake(p, h);
 	else if (p->busy < p->cpus)
 		depot_wake(p, NULL);
 	pthread_mutex_unlock(&p->lock);
@@ -3147,6 +3168,7 @@ struct fs {
 	char *source;       /* its path, without symlinks */
 	char *mountpoint;   /* the same */
 	const char *hidden; /* the mountpoint below the source, or null; part of `mountpoint` */
+	struct stat above;  /* the directory of the mountpoint */
 	int follow, conceal, no_foreign;
 	int stats; /* write the statistics at the end */
 	unsigned workers;
@@ -3165,25 +3187,29 @@ static int track_look(struct fs *fs, int fd, const struct identity *id, const ch
                       struct layout *l)
 {
 	uint8_t window[FRAME_WINDOW];
-	struct search q = { .r = { .fd = fd, .buf = window, .room = sizeof window }, .left = id->size + SEARCH_SPARE };
+	struct search q = { .r = { .fd = fd, .buf = window, .room = sizeof window }, .left = 2 * MAX_UNCOUNTED };
 	struct cached known;
 	int rc = track_read(t, fd, id->size);
 	*l = (struct layout){ 0 };
 	if (rc == 0 && t->stream.samples == 0 && t->stream.audio < t->stream.end) {
 		if (cache_get(&fs->cache, id, &known) && known.error == 0) {
 			t->stream.samples = known.samples;
+		} else if ((uint64_t)(t->stream.end - t->stream.audio) > MAX_UNCOUNTED) {
+			rc = -EFBIG;
 		} else {
 			rc = stream_learn(&t->stream, &q);
 			if (rc == 0)
 				rc = stream_count(&t->stream, &q, &t->stream.samples);
-			if (rc == 0 && t->stream.samples == 0) {
-				t->why = "no sound in it can be read";
+			if (q.left < 0 || (rc == 0 && t->stream.samples == 0)) {
+				t->why = "its frames cannot be counted";
 				rc = -EIO;
 			}
 		}
 	}
 	if (rc == 0)
 		rc = layout_make(l, t, !fs->no_foreign);
+	if (rc == 0)
+		stream_bound(&t->stream);
 	if (rc == 0 && t->n_chunks && !l->foreign && !fs->no_foreign)
 		log_problem(path, "foreign", "its foreign metadata are not those of one AIFF file, shown as usual");
 	if (t->broken && rc == 0)
@@ -3195,14 +3221,14 @@ static int track_look(struct fs *fs, int fd, const struct identity *id, const ch
 	return rc;
 }
 
-/* Remembers what track_look said, unless it was a passing trouble. */
-static void look_remember(struct fs *fs, const struct identity *id, int rc, const struct track *t,
+/* Remembers what track_look said, unless it was a passing trouble, or the file is young. */
+static void look_remember(struct fs *fs, const struct identity *id, bool young, int rc, const struct track *t,
                           const struct layout *l)
 {
 	struct cached e = {
 		.id = *id, .form = (uint32_t)(l->size - 8), .samples = (uint32_t)t->stream.samples, .error = (int16_t)rc
 	};
-	if (rc == 0 || t->why)
+	if (!young && (rc == 0 || t->why))
 		cache_put(&fs->cache, &e);
 }
 
@@ -3263,8 +3289,9 @@ static int handle_open(struct fs *fs, int fd, const char *path, struct handle **
 	rc = fstat(fd, &st) < 0 ? -errno : 0;
 	if (rc == 0) {
 		h->identity = identity_of(&st);
+		h->young = identity_young(&h->identity);
 		rc = track_look(fs, fd, &h->identity, path, &t, &h->layout);
-		look_remember(fs, &h->identity, rc, &t, &h->layout);
+		look_remember(fs, &h->identity, h->young, rc, &t, &h->layout);
 		h->stream = t.stream;
 		h->tags = track_tags(&t);
 		anchors_start(&h->anchors, &h->stream);
@@ -3286,14 +3313,15 @@ static int handle_check(struct handle *h)
 	struct identity now;
 	struct track t;
 	struct stat st;
-	bool same, same_content;
+	bool same, same_content, young;
 	uint64_t tags = 0;
 	int rc;
 	if (fstat(h->stream.fd, &st) < 0)
 		return -errno;
 	now = identity_of(&st);
+	young = identity_young(&now);
 	pthread_mutex_lock(&h->lock);
-	same = identity_same(&h->identity, &now);
+	same = !h->young && identity_same(&h->identity, &now);
 	same_content = now.mtime == h->identity.mtime && now.size == h->identity.size;
 	pthread_mutex_unlock(&h->lock);
 	if (same)
@@ -3306,13 +3334,11 @@ static int handle_check(struct handle *h)
 	    (memcmp(t.stream.info, h->stream.info, sizeof t.stream.info) != 0 || t.stream.audio != h->stream.audio ||
 	     (!same_content && (h->layout.foreign || memcmp(t.stream.info + 18, no_md5, 16) == 0))))
 		rc = -EIO;
-	if (rc) {
-		log_problem(h->path, "changed", "changed while it was open");
+	if (rc)
 		return rc == -ENOMEM ? rc : -ESTALE;
-	}
 	pthread_mutex_lock(&h->lock);
-	if (!identity_young(&now)) /* else look again next time */
-		h->identity = now;
+	h->identity = now;
+	h->young = young;
 	h->retagged |= h->tags != tags;
 	h->generation += !same_content;
 	anchors_start(&h->anchors, &h->stream);
@@ -3355,14 +3381,22 @@ static int sound_move(struct fs *fs, struct handle *h, struct decoder *d, uint64
 	return rc;
 }
 
-/* Where the sound goes on behind damage at `sample`: the next frame that has a header. */
-static uint64_t sound_behind(struct handle *h, uint64_t sample)
+/* Where the sound goes on behind damage at `sample`: *behind is the next frame that has a header. 0 or a negative
+ * errno. What was found is where the search behind the next damage starts. */
+static int sound_behind(struct handle *h, uint64_t sample, uint64_t *behind)
 {
 	struct frame f;
 	int rc = frame_locate(&h->stream, &h->anchors, sample, true, &f);
+	if (rc < 0)
+		return rc;
+	if (f.block)
+		anchors_add(&h->anchors, (struct anchor){ f.sample, f.at, true });
+	*behind = h->stream.samples;
 	if (rc == 1)
-		return min_u64(f.sample + f.block, h->stream.samples);
-	return rc == 0 && f.sample > sample ? f.sample : h->stream.samples;
+		*behind = min_u64(f.sample + f.block, h->stream.samples);
+	else if (f.sample > sample)
+		*behind = f.sample;
+	return 0;
 }
 
 /* Decodes the next frame. One that does not come out right may be whole, behind something that is none. */
@@ -3372,10 +3406,11 @@ static int sound_step(struct fs *fs, struct handle *h, struct decoder *d)
 	return rc == -EIO ? sound_move(fs, h, d, d->next) : rc;
 }
 
-/* Silence for the damage at d->next, up to where the sound goes on. 1: all the rest of the read is silent. */
-static int sound_conceal(struct fs *fs, struct handle *h, struct decoder *d)
+/* Silence from d->next up to `behind`. 1: that is all the rest of the read. 0 or -EIO: it goes on, or is damaged
+ * there, too. */
+static int sound_conceal(struct fs *fs, struct handle *h, struct decoder *d, uint64_t behind)
 {
-	uint64_t unit = h->layout.unit, behind = sound_behind(h, d->next);
+	uint64_t unit = h->layout.unit;
 	uint64_t gap = max_u64(d->next * unit, d->from), end = min_u64(behind * unit, d->to);
 	if (gap < end)
 		memset(d->dst + (gap - d->from), 0, (size_t)(end - gap));
@@ -3385,6 +3420,7 @@ static int sound_conceal(struct fs *fs, struct handle *h, struct decoder *d)
 /* Decodes bytes [from, to) of the sound with a decoder that is claimed. */
 static int sound_decode(struct fs *fs, struct handle *h, struct decoder *d, uint8_t *dst, uint64_t from, uint64_t to)
 {
+	uint64_t behind;
 	int rc = 0;
 	bool moved;
 	d->dst = dst;
@@ -3405,7 +3441,10 @@ static int sound_decode(struct fs *fs, struct handle *h, struct decoder *d, uint
 		log_problem(h->path, "damaged", "damaged at sample %" PRIu64, d->next);
 		if (!fs->conceal)
 			return rc;
-		rc = sound_conceal(fs, h, d);
+		rc = sound_behind(h, d->next, &behind);
+		if (rc)
+			return rc;
+		rc = sound_conceal(fs, h, d, behind);
 	}
 	if (rc == 0 && d->next < h->stream.samples)
 		anchors_add(&h->anchors, (struct anchor){ d->next, d->at, true });
@@ -3504,6 +3543,8 @@ static int handle_read(struct fs *fs, struct handle *h, uint8_t *dst, uint64_t a
 		rc = h->retagged ? -ESTALE : 0;
 		pthread_mutex_unlock(&h->lock);
 	}
+	if (rc == -ESTALE)
+		log_problem(h->path, "changed", "changed while it was open");
 	return rc;
 }
 
@@ -3653,6 +3694,14 @@ static const char *path_below(const char *path, const char *base)
  * itself. */
 static bool path_hidden(const struct fs *fs, const char *path) { return fs->hidden && path_below(path, fs->hidden); }
 
+/* Whether `name` in directory `dir` is the mountpoint, whichever path, symlink or bind mount has led there. */
+static bool is_mountpoint(const struct fs *fs, int dir, const char *name)
+{
+	struct stat st;
+	return strcmp(name, strrchr(fs->mountpoint, '/') + 1) == 0 && fstat(dir, &st) == 0 &&
+	       st.st_dev == fs->above.st_dev && st.st_ino == fs->above.st_ino;
+}
+
 /* Opens a path without symlinks, which may lie in the source or not. */
 static int open_resolved(const struct fs *fs, const char *path, int flags)
 {
@@ -3739,7 +3788,7 @@ static int source_stat(const struct fs *fs, int dir, const char *name, const cha
 {
 	struct stat target;
 	int fd, rc = 0;
-	if (path_hidden(fs, path))
+	if (path_hidden(fs, path) || is_mountpoint(fs, dir, name))
 		return -ENOENT;
 	if (fstatat(dir, name, st, AT_SYMLINK_NOFOLLOW) < 0)
 		return -errno;
@@ -3884,10 +3933,12 @@ static enum kind kind_of(const struct fs *fs, const struct stat *st, int dir, co
 	return S_ISREG(st->st_mode) ? KIND_FLAC : KIND_OTHER;
 }
 
-/* dir/name into `out`, PATH_MAX bytes; cut off where it is too long, and then no such file exists. */
+#define PATH_ROOM (PATH_MAX + NAME_MAX + 2)
+
+/* dir/name into `out`, PATH_ROOM bytes. `dir` is shorter than PATH_MAX; the kernel refuses what has become longer. */
 static void path_join(char *out, const char *dir, const char *name)
 {
-	size_t n = min_u64(strlen(dir), PATH_MAX - NAME_MAX - 2), m = min_u64(strlen(name), NAME_MAX);
+	size_t n = min_u64(strlen(dir), PATH_MAX - 1), m = min_u64(strlen(name), NAME_MAX);
 	memcpy(out, dir, n);
 	if (n)
 		out[n++] = '/';
@@ -3905,7 +3956,7 @@ struct open_dir {
 static enum kind kind_in_dir(void *arg, const char *name)
 {
 	const struct open_dir *d = arg;
-	char path[PATH_MAX];
+	char path[PATH_ROOM];
 	struct stat st;
 	path_join(path, d->path, name);
 	return source_stat(d->fs, d->fd, name, path, &st) < 0 ? KIND_NONE : kind_of(d->fs, &st, d->fd, name, path);
@@ -3952,7 +4003,7 @@ static void listing_clear(struct listing *l)
  * .flac and d_type leaves a doubt. */
 static int listing_read(const struct fs *fs, struct listing *l, DIR *dir)
 {
-	char path[PATH_MAX];
+	char path[PATH_ROOM];
 	struct dirent *e;
 	struct stat st;
 	void *larger;
@@ -3960,7 +4011,8 @@ static int listing_read(const struct fs *fs, struct listing *l, DIR *dir)
 	while (rc == 0 && (errno = 0, e = readdir(dir))) {
 		enum kind kind = KIND_OTHER;
 		path_join(path, l->path, e->d_name);
-		if (path_hidden(fs, path) || strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0)
+		if (path_hidden(fs, path) || is_mountpoint(fs, dirfd(dir), e->d_name) || strcmp(e->d_name, ".") == 0 ||
+		    strcmp(e->d_name, "..") == 0)
 			continue;
 		if (flac_name(e->d_name)) {
 			kind = e->d_type == DT_REG ? KIND_FLAC : KIND_OTHER;
@@ -4003,7 +4055,7 @@ static int listing_read(const struct fs *fs, struct listing *l, DIR *dir)
 struct place {
 	int dir;                 /* descriptor of its directory; to be closed */
 	char name[NAME_MAX + 1]; /* in it */
-	char path[PATH_MAX];     /* below the source; "" is the source itself */
+	char path[PATH_ROOM];    /* below the source; "" is the source itself */
 	enum kind kind;
 	struct stat st; /* the source's */
 };
@@ -4054,6 +4106,7 @@ static int attr_show(struct fs *fs, int dir, const char *name, const char *path,
 		struct track t;
 		struct layout l;
 		struct stat now;
+		bool young;
 		fd = open_plain(dir, name, OPEN_FILE); /* no path to walk, as long as it is no symlink */
 		if (fd == -ELOOP)
 			fd = source_open(fs, path, OPEN_FILE, false);
@@ -4062,8 +4115,9 @@ static int attr_show(struct fs *fs, int dir, const char *name, const char *path,
 		rc = fstat(fd, &now) < 0 ? -errno : 0;
 		if (rc == 0) {
 			id = identity_of(&now);
+			young = identity_young(&id);
 			rc = track_look(fs, fd, &id, path, &t, &l);
-			look_remember(fs, &id, rc, &t, &l);
+			look_remember(fs, &id, young, rc, &t, &l);
 			st->st_size = (off_t)l.size;
 			layout_free(&l);
 			track_free(&t);
@@ -4074,37 +4128,61 @@ static int attr_show(struct fs *fs, int dir, const char *name, const char *path,
 	return rc;
 }
 
+/* Takes "." and ".." out of a path below the source. False: it leads out of there. */
+static bool path_normal(char *path)
+{
+	char *out = path;
+	for (const char *in = path; *in;) {
+		size_t n = strcspn(in, "/");
+		if (n == 2 && memcmp(in, "..", 2) == 0) {
+			if (out == path)
+				return false;
+			while (out > path && *--out != '/')
+				;
+		} else if (n && !(n == 1 && *in == '.')) {
+			if (out > path)
+				*out++ = '/';
+			memmove(out, in, n);
+			out += n;
+		}
+		in += n + strspn(in + n, "/");
+	}
+	*out = 0;
+	return true;
+}
+
+/* The directory in which the relative `target` of symlink `p` is, by its text, into `path` (2 * PATH_MAX bytes). A
+ * descriptor, or negative where there is none that may be looked at. */
+static int link_dir(const struct fs *fs, const struct place *p, const char *target, size_t n, char *path)
+{
+	const char *slash = strrchr(p->path, '/');
+	snprintf(path, 2 * PATH_MAX, "%.*s/%.*s", slash ? (int)(slash - p->path) : 0, p->path, (int)n, target);
+	if (!path_normal(path) || strlen(path) >= PATH_MAX)
+		return -ENOENT;
+	return source_open(fs, path, O_PATH | O_DIRECTORY | O_CLOEXEC, false);
+}
+
 /* A target that is shown under another name is named so: the base name of the file if that can be
  * found, else .flac becomes .aiff. */
 static void link_target(const struct fs *fs, const struct place *p, char *target, size_t room)
 {
-	char path[2 * PATH_MAX], shown[NAME_MAX + 1], *base = strrchr(target, '/');
-	const char *slash = strrchr(p->path, '/');
-	struct open_dir dir = { .fs = fs };
+	char path[2 * PATH_MAX], shown[NAME_MAX + 1], *slash = strrchr(target, '/'), *base = slash ? slash + 1 : target;
+	struct open_dir dir = { .fs = fs, .fd = -1, .path = path };
 	struct names names = { kind_in_dir, &dir };
-	size_t n = strlen(target);
-	bool known = false;
-	base = base ? base + 1 : target;
+	bool known = false, other = false;
 	if (!flac_name(base))
 		return;
-	if (*target != '/') {
-		snprintf(path, sizeof path, "%.*s/%.*s", slash ? (int)(slash - p->path) : 0, p->path,
-		         (int)(base - target), target);
-		dir.fd = source_open(fs, path[0] == '/' ? path + 1 : path, O_PATH | O_DIRECTORY | O_CLOEXEC, false);
-		if (dir.fd >= 0) {
-			dir.path = path;
-			if (kind_in_dir(&dir, base) == KIND_OTHER) { /* a directory of that name, say */
-				close(dir.fd);
-				return;
-			}
-			known = name_shown(&names, base, shown);
-			close(dir.fd);
-		}
+	if (*target != '/')
+		dir.fd = link_dir(fs, p, target, (size_t)(base - target), path);
+	if (dir.fd >= 0) {
+		other = kind_in_dir(&dir, base) == KIND_OTHER; /* a directory of that name, say */
+		known = !other && name_shown(&names, base, shown);
+		close(dir.fd);
 	}
 	if (known && (size_t)(base - target) + strlen(shown) < room)
 		strcpy(base, shown);
-	else
-		memcpy(target + n - EXT_LEN, AIFF_EXT, EXT_LEN);
+	else if (!other)
+		memcpy(target + strlen(target) - EXT_LEN, AIFF_EXT, EXT_LEN);
 }
 
 /* What fi->fh points at. */
@@ -4113,7 +4191,8 @@ struct opened {
 	struct handle *handle;    /* null: a file that is passed through */
 	uint64_t path;            /* a hash of the path it was opened by */
 	struct identity identity; /* of the source then */
-	struct opened *next;      /* guarded by fs.opened_lock */
+	bool young;
+	struct opened *next; /* guarded by fs.opened_lock */
 };
 
 /* Enters `o` into the list of what is open, and says how the kernel has to treat its pages. It keeps one
@@ -4131,7 +4210,7 @@ static void opened_enter(struct fs *fs, struct opened *o, bool *direct, bool *ke
 	for (struct opened *other = fs->opened; other; other = other->next)
 		*direct |= other->path == o->path && !identity_same(&other->identity, &o->identity);
 	*keep = !*direct && *owner == now;
-	*owner = *direct || identity_young(&o->identity) ? 0 : now;
+	*owner = *direct || o->young ? 0 : now;
 	o->next = fs->opened;
 	fs->opened = o;
 	pthread_mutex_unlock(&fs->opened_lock);
@@ -4241,6 +4320,7 @@ static int fs_open(const char *path, struct fuse_file_info *fi)
 		return rc;
 	}
 	o->identity = o->handle ? o->handle->identity : identity_of(&st);
+	o->young = o->handle ? o->handle->young : identity_young(&o->identity);
 	o->path = hash_bytes(HASH_START, path, strlen(path));
 	opened_enter(fs, o, &direct, &keep);
 	fi->direct_io = direct;
@@ -4327,9 +4407,9 @@ static int fs_releasedir(const char *path, struct fuse_file_info *fi)
 	return 0;
 }
 
-/* Entry i has offset i + 3, behind "." and "..". The list is made when reading starts at 0, and stays
- * the same until then. Attributes are complete or, where a file cannot be looked at, just its type:
- * half of them would be believed. */
+/* Entry i has offset i + 3, behind "." and "..". The list is made when reading starts at 0, or at an offset that was
+ * told to somebody else (an NFS server opens the directory anew), and stays the same from then on. Attributes are
+ * complete or, where a file cannot be looked at, just its type: half of them would be believed. */
 static int fs_readdir(const char *path, void *buf, fuse_fill_dir_t fill, off_t at, struct fuse_file_info *fi,
                       enum fuse_readdir_flags flags)
 {
@@ -4341,7 +4421,7 @@ static int fs_readdir(const char *path, void *buf, fuse_fill_dir_t fill, off_t a
 	(void)path;
 	if (dir < 0)
 		return dir;
-	if (at == 0) {
+	if (at == 0 || !l->sorted) {
 		int copy = fcntl(dir, F_DUPFD_CLOEXEC, 0);
 		DIR *d = copy < 0 ? NULL : fdopendir(copy);
 		listing_clear(l);
@@ -4358,7 +4438,7 @@ static int fs_readdir(const char *path, void *buf, fuse_fill_dir_t fill, off_t a
 	}
 	for (size_t i = at < 2 ? 0 : (size_t)at - 2; i < l->n && rc == 0; i++) {
 		const struct entry *e = &l->entries[i];
-		char shown[NAME_MAX + 1], source[PATH_MAX];
+		char shown[NAME_MAX + 1], source[PATH_ROOM];
 		struct stat st;
 		bool whole;
 		path_join(source, l->path, e->source);
@@ -4522,7 +4602,7 @@ static int pool_stop(struct pool *p, unsigned ms)
 
 /* Starts `n` workers for `session`. When they leave by themselves, because it was unmounted, `sig` is
  * sent to the calling thread. All signals are blocked in them. 0 or a negative errno, and then none
- * runs. */
+ * runs, but after -ETIMEDOUT. */
 static int pool_start(struct pool *p, struct fuse_session *session, unsigned n, int sig)
 {
 	sigset_t all, old;
@@ -4552,9 +4632,7 @@ static int pool_start(struct pool *p, struct fuse_session *session, unsigned n, 
 		p->n += rc == 0;
 	}
 	pthread_sigmask(SIG_SETMASK, &old, NULL);
-	if (rc)
-		pool_stop(p, 10000);
-	return -rc;
+	return rc && pool_stop(p, 10000) == -ETIMEDOUT ? -ETIMEDOUT : -rc;
 }
 
 /* ---- OPTIONS ---------------------------------------------------------------------------------- */
@@ -4735,6 +4813,7 @@ static void limit_heaps(void)
 static void open_source(struct fs *fs, const struct options *o)
 {
 	struct stat st;
+	char above[PATH_MAX + 4];
 	const char *below;
 	if (strncmp(o->mountpoint, "/dev/fd/", 8) == 0) /* where that is mounted is not known */
 		usage_error("%s: drop_privileges does not work with aifffffs", o->mountpoint);
@@ -4753,6 +4832,9 @@ static void open_source(struct fs *fs, const struct options *o)
 	fs->mountpoint = realpath(o->mountpoint, NULL);
 	if (!fs->mountpoint)
 		err(1, "%s", o->mountpoint);
+	snprintf(above, sizeof above, "%s/..", fs->mountpoint);
+	if (stat(above, &fs->above) < 0)
+		err(1, "%s", above);
 	below = path_below(fs->mountpoint, fs->source);
 	if (below && !*below && !o->nonempty)
 		usage_error("%s: source and mountpoint are the same; -o nonempty mounts over it", o->source);
@@ -4861,7 +4943,8 @@ static struct fuse *mount_fs(struct fs *fs, struct fuse_args *args)
 	return fuse;
 }
 
-/* The signals that main waits for. SIGHUP is not one of them under nohup. */
+/* The signals that main waits for. SIGHUP is not one of them under nohup; SIGINT is, also where a shell has made the
+ * program ignore it, as it does behind "&". */
 static void wait_set(sigset_t *set)
 {
 	struct sigaction hup;
@@ -4896,16 +4979,16 @@ static void unmount_dead(const char *mountpoint)
 static int serve(struct fs *fs, struct fuse *fuse, const sigset_t *signals)
 {
 	struct pool pool;
-	int sig = 0, rc = pool_start(&pool, fuse_get_session(fuse), fs->workers, SIGTERM);
+	int sig = SIGUSR1, started, rc = pool_start(&pool, fuse_get_session(fuse), fs->workers, SIGTERM);
 	if (rc)
 		log_line("cannot start %u threads: %s", fs->workers, strerror(-rc));
 	else
 		fuse_start_cleanup_thread(fuse); /* does nothing, but for -o remember=T */
-	while (rc == 0 && sig != SIGINT && sig != SIGTERM && sig != SIGHUP) {
+	started = rc == 0;
+	while (started && sig == SIGUSR1)
 		if (sigwait(signals, &sig) == 0 && sig == SIGUSR1)
 			write_stats(fs);
-	}
-	if (rc == 0) {
+	if (started) {
 		rc = pool_stop(&pool, STOP_MS);
 		fuse_stop_cleanup_thread(fuse);
 	}
@@ -4914,7 +4997,7 @@ static int serve(struct fs *fs, struct fuse *fuse, const sigset_t *signals)
 	if (fs->stats)
 		write_stats(fs);
 	if (rc == -ETIMEDOUT) /* a worker sits in a slow source; the kernel has let its reader go */
-		_exit(0);
+		_exit(started ? 0 : 1);
 	return rc ? 1 : 0;
 }
 

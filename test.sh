@@ -261,6 +261,21 @@ section_mount() {
   after=$(timeout 60 md5sum <"$work/src/inside/mnt/dir/a.aiff" | cut -d' ' -f1)
   equal 'and reads' "$before" "$after"
   check 'unmounts' fusermount3 -u "$work/src/inside/mnt"
+  # nor by another way: links that lead back to it, with one worker, which would wait for itself
+  ln -s .. "$work/src/inside/loop"
+  ln -s ../inside/mnt/dir/a.flac "$work/src/inside/link.flac"
+  for how in follow_symlinks no_foreign; do
+    "$AIFFFFFS" -s -o "$how,attr_timeout=0,entry_timeout=0" "$work/src" "$work/src/inside/mnt"
+    check "a way round to the mountpoint does not hang it ($how)" timeout 20 /usr/bin/python3 -c '
+import os, sys
+for path, dirs, files in os.walk(sys.argv[1], followlinks=True):
+    if "loop" in path: dirs[:] = [d for d in dirs if d == "inside"] if path.count("loop") < 2 else []
+    if path.endswith("/inside") and "mnt" in os.listdir(path): sys.exit("the mountpoint is listed in " + path)
+' "$work/src/inside/mnt"
+    check "nor does a link into it ($how)" timeout 20 sh -c 'readlink "$1" || ! test -e "$1"' sh "$work/src/inside/mnt/inside/link.aiff"
+    check 'unmounts' fusermount3 -u "$work/src/inside/mnt"
+  done
+  rm "$work/src/inside/loop" "$work/src/inside/link.flac"
   rmdir "$work/src/inside/mnt" "$work/src/inside/other" "$work/src/inside"
 
   # over its own source
@@ -2055,6 +2070,42 @@ locator_test() {
 #define main aifffffs_main
 #include "aifffffs.c"
 #undef main
+/* A search in a file that is shorter than it was, an "f" being the last that is left, ends. */
+static int short_file(void)
+{
+	FILE *f = tmpfile();
+	uint8_t window[64];
+	struct frame got;
+	fputs("ffffffff", f);
+	fflush(f);
+	struct stream s = { .fd = fileno(f), .end = 1000, .samples = 1000, .channels = 1, .bits = 8 };
+	struct search q = { .r = { .fd = s.fd, .buf = window, .room = sizeof window }, .left = INT_MAX };
+	alarm(20);
+	int found = frame_search(&s, &q, 0, 1000, 0, UINT64_MAX, &got);
+	alarm(0);
+	fclose(f);
+	return found == 0 || (printf("a frame in a file of f\n"), 0);
+}
+
+/* A full size cache takes new files, too. */
+static int full_cache(void)
+{
+	struct cache c;
+	struct cached e = { 0 };
+	unsigned hits = 0;
+	cache_init(&c, 1000);
+	for (unsigned i = 0; i < 1500; i++) {
+		e.id.ino = i;
+		cache_put(&c, &e);
+	}
+	for (unsigned i = 1000; i < 1500; i++) {
+		e.id.ino = i;
+		hits += cache_get(&c, &e.id, &e);
+	}
+	cache_free(&c);
+	return hits == 500 || (printf("%u of 500 new files in a full cache\n", hits), 0);
+}
+
 int main(int argc, char **argv)
 {
 	unsigned long checked = 0;
@@ -2100,6 +2151,8 @@ int main(int argc, char **argv)
 		track_free(&t);
 		close(fd);
 	}
+	if (!short_file() || !full_cache())
+		return 1;
 	printf("%lu places\n", checked);
 	return 0;
 }
@@ -3371,11 +3424,33 @@ def cases():
     b[vf[12][0] + 900] ^= 1
     out['variable-damaged'] = bytes(b), vwant, [spans[7], spans[12]]
     out['variable-unknown'] = set_total(v, 0), vwant, []
+    # 20 GiB of nothing behind it cost no time
+    out['hole'] = d, want, []
+    out['cut-hole'] = d[:f[20][0] + 99], want, bad(*range(20, 27))
+    # STREAMINFO says 16 sample frames, the one FLAC frame has 700
+    one, one_sound = flac_file(2, 16, 1152, 700, 5, '--no-padding')
+    out['one-frame'] = one[:8] + b'\0\x10\0\x10' + one[12:], aiff(2, 16, 44100, one_sound), []
     return out
+
+def tenth():
+    """FLAC frames of 16 sample frames, of which only every tenth has a right CRC: the file, and the sound with
+    silence for the others."""
+    d, sound = flac_file(1, 8, 16, 300000, 6, '--no-padding')
+    b, silent = bytearray(d), bytearray(sound)
+    for i, (o, size) in enumerate(frames(d)):
+        if i % 10:
+            b[o + size - 1] ^= 1
+            silent[16 * i:16 * i + 16] = bytes(len(silent[16 * i:16 * i + 16]))
+    return bytes(b), aiff(1, 8, 44100, bytes(silent))
 
 def make():
     for name, (d, _, _) in cases().items():
         write('%s/%s.flac' % (SRC, name), d)
+        if name.endswith('hole'):
+            os.truncate('%s/%s.flac' % (SRC, name), 20 << 30)
+    write(SRC + '/uncounted.flac', set_total(cases()['sound'][0], 0))
+    os.truncate(SRC + '/uncounted.flac', 20 << 30)
+    write(SRC + '/tenth.flac', tenth()[0])
 
 def check(mnt):
     for name, (_, want, bad) in cases().items():
@@ -3395,10 +3470,19 @@ def check(mnt):
             f.close()
         else:
             read_orders(name, path, want, bad)
-    if Direct.slowest > 5:
+    begin = time.monotonic()
+    try: fail('uncounted has', os.stat(mnt + '/uncounted.aiff').st_size)
+    except OSError as e:
+        if e.errno != errno.EFBIG: fail('uncounted:', e)
+    if Direct.slowest > 5 or time.monotonic() - begin > 5:
         fail('a read took', Direct.slowest, 'seconds')
 
 def conceal(mnt):
+    want, f = tenth()[1], Direct(mnt + '/tenth.aiff')
+    for at in range(0, len(want), 131072):
+        if f.read(at, 131072) != want[at:at + 131072]:
+            fail('tenth: other sound from', at)
+    f.close()
     for name, (_, want, bad) in cases().items():
         if not bad or name == 'only-metadata':
             continue
