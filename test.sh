@@ -384,6 +384,38 @@ section_names() {
   check 'without openat2: files are files' cmp "$work/one.aiff" "$mnt/cases/a.aiff"
   stop
   AIFFFFFS=$whole
+
+  # a path so long that a part of it is another one
+  check 'two trees, one name longer than the other' /usr/bin/python3 - "$src/deep" "$src/one.flac" "$src/two.flac" <<'PY'
+import os, shutil, sys
+root, one, two = sys.argv[1:]
+os.makedirs(root)
+here = os.open(root, os.O_RDONLY)
+for i in range(14):  # 5 + 14 * 256 bytes, then a name up to byte 3839, and one that begins so
+    os.mkdir('d' * 255, dir_fd=here)
+    here = os.open('d' * 255, os.O_RDONLY, dir_fd=here)
+n = 3839 - (4 + 14 * 256) - 1
+for name, source in ('e' * n, two), ('e' * (n + 5), one):
+    os.mkdir(name, dir_fd=here)
+    d = os.open(name, os.O_RDONLY, dir_fd=here)
+    with open(source, 'rb') as f, open('x.flac', 'wb', opener=lambda p, flags: os.open(p, flags, 0o644, dir_fd=d)) as out:
+        shutil.copyfileobj(f, out)
+PY
+  reference "$src/one.flac" "$work/one.aiff"
+  start "$src" || return
+  equal 'a path of 3,844 bytes gives its own file' "$(md5_of "$work/one.aiff")" "$(/usr/bin/python3 - "$mnt/deep" <<'PY'
+import hashlib, os, sys
+here = os.open(sys.argv[1], os.O_RDONLY)
+for i in range(14):
+    here = os.open('d' * 255, os.O_RDONLY, dir_fd=here)
+name = max(os.listdir(here), key=len)
+here = os.open(name, os.O_RDONLY, dir_fd=here)
+with open('x.aiff', 'rb', opener=lambda p, flags: os.open(p, flags, dir_fd=here)) as f:
+    print(hashlib.md5(f.read()).hexdigest())
+PY
+)"
+  stop
+  rm -rf "$src/deep"
 }
 
 # follows SOURCE SENTENCE: what is seen through symlinks
@@ -2320,6 +2352,26 @@ section_listing() {
 
   # every entry once, whatever the buffer
   start "$src" || return
+  equal 'a directory opened anew goes on from an offset that was told before' 'True 5002' "$(/usr/bin/python3 - "$mnt/many/000" <<'PY'
+import ctypes, sys
+libc = ctypes.CDLL(None)
+libc.opendir.restype = libc.readdir64.restype = ctypes.c_void_p
+libc.telldir.restype = ctypes.c_long
+libc.readdir64.argtypes = libc.telldir.argtypes = libc.closedir.argtypes = [ctypes.c_void_p]
+libc.seekdir.argtypes = [ctypes.c_void_p, ctypes.c_long]
+def entries(d, most):
+    out = []
+    while len(out) < most and (e := libc.readdir64(d)):
+        out.append(ctypes.string_at(e + 19))
+    return out
+a = libc.opendir(sys.argv[1].encode())
+first, at = entries(a, 1000), libc.telldir(a)
+b = libc.opendir(sys.argv[1].encode())
+libc.seekdir(b, at)
+rest = entries(b, 10000)
+print(entries(a, 10000) == rest, len(set(first + rest)))
+PY
+)"
   seq -f '%03g.aiff 1 8' 0 4999 | sort >"$work/want"
   for n in 300 4096 65536; do
     getdents "$mnt/many/000" $n | grep -v '^\.' | sort >"$work/got"
@@ -3554,6 +3606,25 @@ PY
       awk '/VmHWM/ { low = $2 < 65536 } END { exit !low }' "/proc/$daemon/status"
   fi
   stop
+  rm -rf "$work/hoard" && mkdir "$work/hoard"
+
+  # frames of a megabyte and a half in many open files
+  tune 24 8 96000 200000 | flac -s -f --force-raw-format --endian=little --sign=signed --channels=8 --bps=24 --sample-rate=96000 --lax \
+    -b 65535 -o "$work/hoard/0.flac" -
+  for n in $(seq 60); do ln "$work/hoard/0.flac" "$work/hoard/$n.flac"; done
+  start "$work/hoard" || return
+  check 'sixty files with frames of 1.5 MB are read, and stay open' timeout 120 /usr/bin/python3 -c '
+import glob, os, sys
+fds = [os.open(p, os.O_RDONLY) for p in glob.glob(sys.argv[1] + "/*.aiff")]
+assert len(fds) == 61 and all(len(os.pread(fd, 4096, 2000000)) == 4096 for fd in fds)
+' "$mnt"
+  if nm "$AIFFFFFS" | grep -qE '__(asan|tsan)_init'; then
+    skip 'in less than 128 MB' 'sanitizers keep what is freed'
+  else
+    check "in less than 128 MB ($(awk '/VmHWM/ { print $2 }' "/proc/$daemon/status") KiB)" \
+      awk '/VmHWM/ { low = $2 < 131072 } END { exit !low }' "/proc/$daemon/status"
+  fi
+  stop
   rm -rf "$work/hoard"
 }
 
@@ -3913,10 +3984,24 @@ def grown():
     os.unlink(TMP)
     return d
 
-main({'check': check})
+def stale(mnt):
+    write(FLAC, OLD)
+    time.sleep(0.1)
+    f = Direct(mnt + '/x.aiff')
+    metaflac('--remove-tag=TITLE', '--set-tag=TITLE=other')
+    got = f.read(54 + 4 * N, 100)
+    if got != errno.ESTALE:
+        fail('an old tag gave', got)
+    f.close()
+
+main({'check': check, 'stale': stale})
 PY
   start "$src" || return
   check 'changes of the source: old sound or an error, and then the new file' in_time "$work/robust-change.py" check "$mnt"
+  stop
+  start "$src" -o attr_timeout=0 || return
+  check 'an old tag is ESTALE' in_time "$work/robust-change.py" stale "$mnt"
+  equal 'and that has its line in the log' 1 "$(grep -c '^aifffffs: x.flac: changed while it was open' "$log")"
   stop
 }
 
