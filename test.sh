@@ -82,6 +82,18 @@ until_true() {
   done
 }
 
+# unhung MOUNTPOINT COMMAND ...: its status; a mount that lets it hang for 20 s is cut off, and has failed
+unhung() {
+  local where=$1 pid
+  shift
+  "$@" &
+  pid=$!
+  until_true 20 gone "$pid" || { umount -f "$where"; wait "$pid"; return 1; }
+  wait "$pid"
+}
+
+gone() { ! kill -0 "$1" || grep -q '^State:.Z' "/proc/$1/status"; }
+
 mounted_or_dead() { mountpoint -q "$mnt" || ! kill -0 "$daemon" 2>/dev/null; }
 
 # start SOURCE [OPTION ...]: mounts at $mnt; the log goes to $log
@@ -266,13 +278,13 @@ section_mount() {
   ln -s ../inside/mnt/dir/a.flac "$work/src/inside/link.flac"
   for how in follow_symlinks no_foreign; do
     "$AIFFFFFS" -s -o "$how,attr_timeout=0,entry_timeout=0" "$work/src" "$work/src/inside/mnt"
-    check "a way round to the mountpoint does not hang it ($how)" timeout 20 /usr/bin/python3 -c '
+    check "a way round to the mountpoint does not hang it ($how)" unhung "$work/src/inside/mnt" /usr/bin/python3 -c '
 import os, sys
 for path, dirs, files in os.walk(sys.argv[1], followlinks=True):
     if "loop" in path: dirs[:] = [d for d in dirs if d == "inside"] if path.count("loop") < 2 else []
     if path.endswith("/inside") and "mnt" in os.listdir(path): sys.exit("the mountpoint is listed in " + path)
 ' "$work/src/inside/mnt"
-    check "nor does a link into it ($how)" timeout 20 sh -c 'readlink "$1" || ! test -e "$1"' sh "$work/src/inside/mnt/inside/link.aiff"
+    check "nor does a link into it ($how)" unhung "$work/src/inside/mnt" sh -c 'readlink "$1" || ! test -e "$1"' sh "$work/src/inside/mnt/inside/link.aiff"
     check 'unmounts' fusermount3 -u "$work/src/inside/mnt"
   done
   rm "$work/src/inside/loop" "$work/src/inside/link.flac"
