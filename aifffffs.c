@@ -2129,7 +2129,7 @@ struct anchors {
 	pthread_mutex_t lock; /* guards all of this */
 	struct anchor a[ANCHORS];
 	size_t n;
-	enum { SURVEY_TO_DO, TIDY, UNTIDY } survey; /* tidy: jumps and hints are allowed */
+	enum survey { SURVEY_TO_DO, TIDY, UNTIDY } survey; /* tidy: jumps and hints are allowed */
 };
 
 static uint8_t crc8(const uint8_t *p, size_t n)
@@ -2409,11 +2409,11 @@ static void anchors_start(struct anchors *as, const struct stream *s)
 
 /* The last anchor at or before `sample` (a sure one, if asked), and the first behind it or the end. Returns the
  * survey's state. */
-static int anchors_around(struct anchors *as, const struct stream *s, uint64_t sample, bool sure, struct anchor *low,
-                          struct anchor *high)
+static enum survey anchors_around(struct anchors *as, const struct stream *s, uint64_t sample, bool sure,
+                                  struct anchor *low, struct anchor *high)
 {
 	size_t i;
-	int survey;
+	enum survey survey;
 	*low = (struct anchor){ 0, s->audio, true };
 	*high = (struct anchor){ s->samples, s->end, false };
 	pthread_mutex_lock(&as->lock);
@@ -2602,7 +2602,8 @@ static int frame_locate(const struct stream *s, struct anchors *as, uint64_t tar
 	struct search q = { .r = { .fd = s->fd, .buf = window, .room = sizeof window },
 		            .left = s->end - s->audio + SEARCH_SPARE };
 	struct anchor low, high, middle, last;
-	int survey = anchors_around(as, s, target, strict, &low, &high), rc;
+	enum survey survey = anchors_around(as, s, target, strict, &low, &high);
+	int rc;
 	*f = (struct frame){ 0 };
 	if (strict || target - low.sample <= samples_in(s, 2 * FRAME_WINDOW))
 		return frame_walk(s, &q, as, target, low, strict, f);
@@ -3195,6 +3196,7 @@ static int track_look(struct fs *fs, int fd, const struct identity *id, const ch
 		if (cache_get(&fs->cache, id, &known) && known.error == 0) {
 			t->stream.samples = known.samples;
 		} else if ((uint64_t)(t->stream.end - t->stream.audio) > MAX_UNCOUNTED) {
+			t->why = "more FLAC frames than AIFF can hold";
 			rc = -EFBIG;
 		} else {
 			rc = stream_learn(&t->stream, &q);
