@@ -4540,7 +4540,8 @@ PY
   faults_leave 'umount -l under load' umount -l "$mnt"
   mkdir -p "$work/control"
   if mount -t fusectl none "$work/control" 2>/dev/null; then
-    faults_leave '/dev/fuse closed' faults_abort
+    # libfuse keeps no list of open directories, and cannot free those that nobody closes any more
+    ASAN_OPTIONS=${ASAN_OPTIONS:-}:detect_leaks=0 faults_leave '/dev/fuse closed' faults_abort
     umount "$work/control"
   else skip '/dev/fuse closed' 'it takes root and the fusectl file system'; fi
   start "$src" || return
